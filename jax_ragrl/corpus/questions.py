@@ -124,9 +124,14 @@ def _subset(questions: list[Question], limit: int) -> list[Question]:
     return random.Random(0).sample(questions, limit) if 0 < limit < len(questions) else questions
 
 
-def fingerprint(questions: Sequence[Question]) -> str:
-    """Returns 16 hex digits of SHA-256 over ids, texts and answers, order included."""
-    rows = [(q.id, q.text, q.answers) for q in questions]
+def fingerprint(questions: Sequence[Question], *, with_gold: bool = False) -> str:
+    """Returns 16 hex digits of SHA-256 over ids, texts and answers, order included.
+
+    Args:
+      questions: the questions.
+      with_gold: includes the gold passages.
+    """
+    rows = [(q.id, q.text, q.answers, *([q.gold] if with_gold else [])) for q in questions]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 

@@ -20,8 +20,10 @@ import optax
 from flax import nnx
 from jax import Array
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.gradients import TrainState, apply, check_finite, token_outputs
 from jax_ragrl.learner.objective import KL, Objective
+from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Rows, Turn, group_turns, lay_out
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.learner.targets import Targets
@@ -173,6 +175,16 @@ def sft_step(
 
 # No ratio, no reference, no critic; every token has advantage 1.
 IMITATION = Objective("none", critic="none", advantage="group_centred", kl=KL("none"))
+
+
+def check_one_step_per_batch(optimizer: Optimizer) -> None:
+    """Raises `UserError` for several steps per batch: `imitate` takes one."""
+    for name in ("epochs", "minibatches"):
+        if getattr(optimizer, name) != 1:
+            raise UserError(
+                f"optimizer.{name} is {getattr(optimizer, name)}, but supervised training takes "
+                "one step per batch: leave it out, and set 'epochs' or 'steps' of the config"
+            )
 
 
 def imitate(policy: Policy, examples: Sequence[Example]) -> tuple[Policy, dict[str, float]]:

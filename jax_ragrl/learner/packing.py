@@ -213,14 +213,16 @@ def turns_of(
       forest: rollouts of a batch of questions.
       credit_N: float32, one number per node.
       weight_N: float32, positive if some leaf is reachable from the node; others are left out.
-      include_forced: whether actions that were forced in the rollout are trained too.
+      include_forced: whether actions that were only forced in the rollout are trained too. One that
+        the policy has sampled as well is trained in any case.
     """
     turns: dict[int, Turn] = {}
+    is_trained_N = (forest.multiplicity_N > forest.forced_N) | include_forced
     for node, record in enumerate(forest.records):
         action = record.action
         if action is None or not action.ids or not action.prompt_ids:
             continue
-        if weight_N[node] > 0 and (include_forced or not record.is_forced):
+        if weight_N[node] > 0 and is_trained_N[node]:
             turn = Turn(
                 node,
                 record.role,

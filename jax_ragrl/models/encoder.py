@@ -222,10 +222,20 @@ def token_units(source: str, tokenizer: Any, prefix: str, limit: int) -> Units:
         encoding = tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        return [(start, end) for start, end in encoding["offset_mapping"]]
+        return [_without_leading_space(text, *span) for span in encoding["offset_mapping"]]
 
     num_special = tokenizer.num_special_tokens_to_add() + len(spans(prefix))
     return Units(source, spans, num_special, limit)
+
+
+def _without_leading_space(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns the characters of a token, which may begin with the space before a word.
+
+    A sentence or a word begins at its first visible character, as tokens do of which the tokenizer
+    trims the offsets. A token of white space alone is returned as it is.
+    """
+    rest = text[start:end].lstrip()
+    return (end - len(rest) if rest else start), end
 
 
 def _digest(*folders: pathlib.Path) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from jax_ragrl.types import Hits, Passage
 
 
@@ -25,15 +27,19 @@ def by_rank(passages: Sequence[Passage]) -> Hits:
 def run_lines(query_id: str, hits: Hits, tag: str) -> Iterator[str]:
     """Yields the lines of one query.
 
+    Programs that measure a run read float32 scores and order equal ones by the id of the passage.
+    So a score that is not below the one before it becomes the next lower number.
+
     Args:
       query_id: the id of the question.
       hits: its passages, best first.
       tag: the name of the run.
     """
+    names, below, lowest = (column(query_id), column(tag)), np.float32(np.inf), np.float32(-np.inf)
     pairs = zip(hits.passages, hits.scores, strict=True)
     for rank, (passage, score) in enumerate(pairs, start=1):
-        names = column(query_id), column(passage.id), column(tag)
-        yield f"{names[0]} Q0 {names[1]} {rank} {score!r} {names[2]}\n"
+        below = min(np.float32(score), np.nextafter(below, lowest))
+        yield f"{names[0]} Q0 {column(passage.id)} {rank} {below!s} {names[1]}\n"
 
 
 def write_run(path: pathlib.Path, rankings: Iterable[tuple[str, Hits]], tag: str) -> None:

@@ -9,7 +9,7 @@ Here rules decide, so that an answer has one kind:
   never_searched   an answer without a search
   premature        an answer before all gold passages were found (a wrong decision to answer)
   misread          an answer after all gold passages were found
-  wrong            an answer to a question that names no gold passages
+  wrong            another mistake, on a question that names no gold passages
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def mistake_of(prediction: Mapping[str, Any]) -> str:
         return ""
     if prediction["answer"] is None:
         return _without_answer(prediction)
-    if not prediction["passages"]:
+    # A search may find nothing; predictions of earlier versions have no costs.
+    searches = prediction.get("costs", {}).get("retrieval_calls", len(prediction["passages"]))
+    if not searches:
         return NEVER_SEARCHED
     if not prediction["gold_passages"]:
         return WRONG
@@ -49,6 +51,8 @@ def mistake_of(prediction: Mapping[str, Any]) -> str:
 def _without_answer(prediction: Mapping[str, Any]) -> str:
     if prediction["faults"]:
         return FAULTY_ACTION
+    if not prediction["gold_passages"]:
+        return WRONG
     return GAVE_UP if has_all_gold(prediction) else SEARCH_FAILED
 
 

@@ -66,7 +66,8 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
       rollouts: the number of independent rollouts per question; 0 leaves the recipe's number.
 
     Raises:
-      UserError: the name is unknown, or the groups to compare would have one member.
+      UserError: the name is unknown, the groups to compare would have one member, or only one
+        action of each group has the leaves to compare.
     """
     recipe = dataclasses.replace(recipe, rollouts=rollouts or recipe.rollouts)
     if credit == OWN:
@@ -82,6 +83,12 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
         )
     one_of("config.credit", credit, (OWN, *RETURN_CREDITS, *GROUP_CREDITS))
     # Siblings are the actions that the expander tries in one state; whole rollouts are copies.
+    if credit == "siblings" and not recipe.reads_leaves:
+        raise UserError(
+            "config.credit 'siblings' compares actions by the leaves that follow each, but the "
+            "rollouts of this recipe continue after one action of a group: use 'own', or whole "
+            "rollouts (group_size 1, rollouts of 2 or more, and 'rollouts')"
+        )
     size = "width" if credit == "siblings" else "rollouts"
     check_group_size(size, getattr(recipe, size))
     advantages = {

@@ -20,7 +20,7 @@ from flax import nnx
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.formats.files import Record, field, read_records
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.imitation import IMITATION, Example
+from jax_ragrl.learner.imitation import IMITATION, Example, check_one_step_per_batch
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.state import Policy, prepare, trained_decoder
@@ -151,6 +151,9 @@ class WarmStart:
     compute_dtype: str = "float32"
     remat: str = "none"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_one_step_per_batch(self.optimizer)
 
 
 def load_warm_start(values: Mapping[str, Any]) -> WarmStart:

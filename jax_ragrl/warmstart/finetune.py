@@ -22,7 +22,13 @@ from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.imitation import IMITATION, Example, example, imitate
+from jax_ragrl.learner.imitation import (
+    IMITATION,
+    Example,
+    check_one_step_per_batch,
+    example,
+    imitate,
+)
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.state import Policy, prepare, sampling_model, trained_decoder
@@ -99,6 +105,7 @@ class Finetune:
 
     def __post_init__(self) -> None:
         one_of("config.examples", self.examples, EXAMPLES)
+        check_one_step_per_batch(self.optimizer)
 
 
 def load_finetune(values: Mapping[str, Any]) -> Finetune:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import types
@@ -90,6 +91,14 @@ def test_finished_cells_are_not_measured_again_unless_the_questions_change(
     assert capsys.readouterr().out == first and Reversed.calls == calls
     assert bench(folder, tmp_path, *options, "--limit", "3") == 0
     assert Reversed.calls > calls and capsys.readouterr().out != first
+
+
+def test_other_gold_passages_are_another_set(folder, tmp_path):
+    (data,) = sets_in(folder)
+    gold_set = retrieval.open_set(data, tmp_path)
+    first, *rest = gold_set.questions
+    edited = [dataclasses.replace(first, gold=("another",)), *rest]
+    assert gold_set._replace(questions=edited).identity != gold_set.identity
 
 
 def test_a_cell_that_fails_affects_no_other(folder, tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from jax_ragrl.corpus.chunks import (
     word_spans,
 )
 from jax_ragrl.errors import UserError
+from jax_ragrl.models.encoder import _without_leading_space
 from jax_ragrl.types import Passage
 
 TEXT = st.lists(st.sampled_from(["a", "Bc", "d.", "E?", "f,", "g.\n", "\n\n"]), max_size=60)
@@ -30,7 +31,13 @@ def halves(text):
     ]
 
 
-@pytest.mark.parametrize("spans", [word_spans, halves])
+def with_spaces(text):
+    """Units as byte-level tokenizers give them before their leading spaces are removed."""
+    spans = [(start - (text[start - 1 : start] == " "), end) for start, end in halves(text)]
+    return [_without_leading_space(text, *span) for span in spans]
+
+
+@pytest.mark.parametrize("spans", [word_spans, halves, with_spaces])
 @given(words=TEXT, sizes=SIZES)
 def test_chunks_cover_a_text_within_their_size(spans, words, sizes):
     text, (size, overlap) = " ".join(words), sizes
@@ -51,6 +58,14 @@ def test_a_chunk_ends_with_a_sentence_and_repeats_whole_ones():
     text = "One two three. Four five. Six seven eight nine. Ten."
     parts = [text[a:b] for a, b in chunk_spans(text, word_spans(text), 6, 2)]
     assert parts == ["One two three. Four five.", "Four five. Six seven eight nine.", "Ten."]
+
+
+def test_a_chunk_of_a_byte_level_tokenizer_ends_with_a_sentence():
+    text = "One two. Three four. Five six."
+    spans = with_spaces(text)
+    parts = [text[a:b] for a, b in chunk_spans(text, spans, size=8, overlap=0)]
+    assert parts == ["One two. Three four.", "Five six."]
+    assert _without_leading_space(" \n ", 0, 3) == (0, 3), "white space alone"
 
 
 def test_a_sentence_that_is_too_long_is_divided_between_words():

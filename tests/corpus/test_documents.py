@@ -38,6 +38,13 @@ def test_a_folder_of_documents_is_a_corpus(tmp_path):
     ]
 
 
+def test_a_numbered_heading_and_repeated_ones_have_different_ids(tmp_path):
+    headings = ("Example", "Example", "Example 1", "Example")
+    (tmp_path / "a.md").write_text("".join(f"# {x}\n\ntext\n\n" for x in headings))
+    places = [p.id.partition("#")[2] for p in formats.load_passages(tmp_path / "a.md")]
+    assert places == ["example", "example-1", "example-1-1", "example-2"]
+
+
 @pytest.mark.parametrize("name", ["b.html", "notes.txt", "sub/a.md"])
 def test_a_document_alone_is_a_corpus(tmp_path, name):
     passages = formats.load_passages(folder(tmp_path) / name)

@@ -240,6 +240,21 @@ def test_damage_is_named(tmp_path):
         formats.load_questions(latin, format="dpr")
 
 
+@pytest.mark.parametrize(
+    ("beside", "answers"),
+    [
+        ("48 / 2 = 24 #### 72", ("72",)),
+        (["72", "seventy-two"], ("72", "seventy-two")),
+        ([], ("72",)),
+    ],
+)
+def test_a_solution_beside_the_question_is_no_answer(tmp_path, beside, answers):
+    row = VERL | {"reward_model": {"ground_truth": "72"}, "extra_info": {"answer": beside}}
+    write(tmp_path / "x.jsonl", row)
+    (question,) = formats.load_questions(tmp_path / "x.jsonl")
+    assert question.answers == answers
+
+
 def test_verls_parquet_is_read_and_a_damaged_file_named(tmp_path):
     path, answers = tmp_path / "x.parquet", {"ground_truth": {"target": ["Ann", "A."]}}
     asked = [{"role": "user", "content": "Answer. Question: Who directed it?"}]

@@ -126,6 +126,16 @@ def test_a_row_with_more_cells_than_columns_is_refused(tmp_path, delimiter, name
     assert [q.answers for q in formats.load_questions(path)] == [("Ann",), ("Rome",)]
 
 
+def test_a_quotation_mark_that_is_not_closed_is_refused(tmp_path):
+    """Otherwise all rows up to the next mark would be one cell."""
+    path = tmp_path / "x.tsv"
+    path.write_text('question\tanswer\n"Open quote?\tAnn\nwho?\tsaid "hello"\n')
+    with pytest.raises(UserError, match=r"x\.tsv: malformed table"):
+        formats.load_questions(path)
+    path.write_text('question\tanswer\nwho?\tsaid "hello"\n"a ""b""?"\tx\n')
+    assert [q.text for q in formats.load_questions(path)] == ["who?", 'a "b"?']
+
+
 def test_gold_passages_need_no_answer(tmp_path):
     rows = [{"query": "q?", "gold": ["p1", "p2", "p1"]}]
     (question,) = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))

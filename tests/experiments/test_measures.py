@@ -61,7 +61,7 @@ def row(tmp_path: pathlib.Path) -> dict[str, Any]:
         ("malformed", [0, 2, 0, np.nan]),
         ("strategy=Planning", [100, 0, 100, np.nan]),
         ("strategy=Other", [0, 0, 0, np.nan]),
-        ("mistake=never_searched", [0, 0, 100, np.nan]),
+        ("mistake=wrong", [0, 0, 100, np.nan]),
         ("training:valid_frac/a", [75]),
         ("training:kl/mean", [3]),
     ],

@@ -346,6 +346,9 @@ def test_only_reachable_written_turns_are_trained():
     assert [turn.credit for turn in turns] == credit_N[:2].tolist()
     assert [turn.behaviour_logps for turn in turns] == [(-0.5,)] * 2
     assert [turn.node for turn in turns_of(forest, credit_N, ones, include_forced=False)] == [0]
+    # The policy has sampled the forced action, too.
+    merged = forest._replace(multiplicity_N=np.array([1, 2, 1, 1], np.int32))
+    assert [turn.node for turn in turns_of(merged, credit_N, ones, include_forced=False)] == [0, 1]
     weight_N = np.array([0, 1, 1, 1], np.float32)
     assert [turn.node for turn in turns_of(forest, credit_N, weight_N)] == [1]
 

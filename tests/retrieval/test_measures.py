@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,3 +116,13 @@ def test_a_run_file_has_six_columns_whatever_the_ids_are(tmp_path):
     lines = (tmp_path / "new" / "a.trec").read_text().splitlines()
     assert lines == ["q_1 Q0 New_York 1 1.0 my_run", "q_1 Q0 b 2 0.5 my_run"]
     assert all(len(line.split()) == 6 for line in run_lines("", hits, ""))
+
+
+def test_passages_with_equal_scores_keep_their_order_in_a_run_file():
+    """`trec_eval` sorts by float32 scores, and orders equal ones by the id, the last one first."""
+    scores = (0.5, 0.5, 0.5 - 1e-12, 0.25, 0.25, -1.0)
+    hits = Hits(tuple(Passage(id, "", "") for id in "cabdfe"), scores)
+    written = [line.split() for line in run_lines("q", hits, "run")]
+    rows = sorted(((np.float32(row[4]), row[2]) for row in written), reverse=True)
+    assert "".join(id for _, id in rows) == "cabdfe"
+    np.testing.assert_allclose([float(row[4]) for row in written], scores, rtol=1e-6)

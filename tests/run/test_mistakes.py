@@ -26,7 +26,10 @@ CASES = [
     ("search_failed", {"answer": None, "passages": GOLD[:1]}),
     ("search_failed", {"answer": None, "passages": []}),
     ("gave_up", {"answer": None}),
+    ("wrong", {"answer": None, "gold_passages": []}),
     ("never_searched", {"passages": []}),
+    ("never_searched", {"passages": [], "costs": {"retrieval_calls": 0}}),
+    ("premature", {"passages": [], "costs": {"retrieval_calls": 2}}),  # nothing was found
     ("premature", {"passages": GOLD[:1]}),
     ("premature", {"faults": ["Bad Query"], "passages": GOLD[1:]}),
     ("misread", {}),
@@ -43,4 +46,4 @@ def test_a_wrong_answer_has_one_kind_of_mistake(kind, changes):
 def test_mistakes_are_counted_in_the_order_of_kinds():
     counts = count_mistakes(prediction(**changes) for _, changes in CASES)
     assert list(counts) == list(KINDS)
-    assert sum(counts.values()) == len(CASES) - 2 and counts["premature"] == 2
+    assert sum(counts.values()) == len(CASES) - 2 and counts["premature"] == 3

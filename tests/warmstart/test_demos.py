@@ -93,6 +93,13 @@ def run(folder: pathlib.Path, file: str, **changes) -> WarmStart:
     return WarmStart(DemoData(file), optimizer, str(folder), **(defaults | changes))
 
 
+@pytest.mark.parametrize("name", ["epochs", "minibatches"])
+def test_several_steps_per_batch_are_refused(name):
+    """Other numbers would only stretch the schedule of the learning rate."""
+    with pytest.raises(UserError, match=f"optimizer.{name} is 3, but supervised training"):
+        WarmStart(DemoData("demos.jsonl"), Optimizer(1e-3, **{name: 3}))
+
+
 def weights(out: pathlib.Path) -> list[np.ndarray]:
     decoder, _ = load_policy(str(out / "checkpoint"))
     return [np.asarray(x) for x in nnx.to_flat_state(nnx.state(decoder, nnx.Param)).leaves]

@@ -123,14 +123,17 @@ def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
       file: the document.
       name: its path in the folder, with slashes.
     """
-    counts, title = Counter[str](), ""
+    places, repeats, title = set[str](), Counter[str](), ""
     for section in READERS[file.suffix.lower()](file):
         # The first heading is the title of the document, as in most of them.
         title = title or section.heading
         anchor = section.place or slug(section.heading)
-        counts[anchor] += 1
-        # A repeated heading gets a number, as in the anchors of GitHub.
-        place = anchor if counts[anchor] == 1 else f"{anchor}-{counts[anchor] - 1}"
+        # A repeated heading gets a number, as in the anchors of GitHub, that no other heading has.
+        place = anchor
+        while place in places:
+            repeats[anchor] += 1
+            place = f"{anchor}-{repeats[anchor]}"
+        places.add(place)
         if text := section.text.strip():
             names = dict.fromkeys((title or file.stem, section.heading or title or file.stem))
             yield Passage(f"{name}#{place}" if place else name, " - ".join(names), text)

@@ -156,12 +156,13 @@ def read_table(path: pathlib.Path | str, delimiter: str) -> Iterator[Record]:
     """Yields the rows of a CSV or TSV file whose first row names the columns.
 
     Raises:
-      UserError: a row has text beyond the last column, whose other cells may be shifted.
+      UserError: a row has text beyond the last column, whose other cells may be shifted, or a
+        quotation mark that is not closed, after which all rows would be one cell.
     """
     csv.field_size_limit(MAX_RECORD)  # cells may contain whole articles
     # The csv module requires `newline=""` to keep line breaks within quoted cells.
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, delimiter=delimiter)
+        rows = csv.DictReader(file, delimiter=delimiter, strict=True)
         while (row := _guarded(path, lambda: next(rows, None))) is not None:
             # `DictReader` puts surplus cells under the name None, and None into missing cells.
             fields = {name: value for name, value in row.items() if name and value is not None}

@@ -50,8 +50,10 @@ def _text(record: Record) -> str:
 def _question(record: Record, number: int) -> Question:
     extra = _extra(record)
     reward = Record(f"{record.place}, reward_model", field(record, "reward_model", dict))
-    # The answers next to the plain question come first; the ground truth is the fallback.
-    answers = _answers(extra.get("answer")) or _answers(field(reward, "ground_truth", object))
+    # A list beside the plain question has more answers than the ground truth; a text may be a whole
+    # solution.
+    listed, truth = extra.get("answer"), field(reward, "ground_truth", object)
+    answers = (_answers(listed) if isinstance(listed, list) else ()) or _answers(truth)
     return Question(
         id=str(record.fields.get("id", extra.get("index", number))),
         text=_text(record),

@@ -306,9 +306,15 @@ def test_the_settings_select_whether_experts_are_trained(gradient):
         advantage_N, weight_N = credit(forest, reward_N)
         assert weight_N.tolist() == [float(gradient), 1.0] and advantage_N[1] == -0.5
     # Another credit has no setting for experts: it needs the nodes that may be trained.
-    siblings = with_credit(opera_recipe, "siblings", 0)
-    trainable = None if siblings.trainable is None else siblings.trainable(forest).tolist()
+    leaves = with_credit(opera_recipe, "reachable_leaves", 0)
+    trainable = None if leaves.trainable is None else leaves.trainable(forest).tolist()
     assert trainable == (None if gradient else [False, True])
+
+
+def test_actions_without_leaves_are_not_compared_by_them():
+    """A rollout continues after one action of a group: the others would never be trained."""
+    with pytest.raises(UserError, match="continue after one action of a group"):
+        with_credit(opera.recipe(Settings()), "siblings", 0)
 
 
 def test_a_plan_earns_its_rollouts_reward():
