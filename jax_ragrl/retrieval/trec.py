@@ -35,7 +35,8 @@ def run_lines(query_id: str, hits: Hits, tag: str) -> Iterator[str]:
       hits: its passages, best first.
       tag: the name of the run.
     """
-    names, below, lowest = (column(query_id), column(tag)), np.float32(np.inf), np.float32(-np.inf)
+    names, lowest = (column(query_id), column(tag)), np.float32(-np.inf)
+    below = -lowest
     pairs = zip(hits.passages, hits.scores, strict=True)
     for rank, (passage, score) in enumerate(pairs, start=1):
         below = min(np.float32(score), np.nextafter(below, lowest))
