@@ -5,10 +5,10 @@
         --config.policy=runs/warm-opera/checkpoint
 
 From the paper: rewards and expert injection. Scaled to the model: groups, learning rate and KL.
-Not from the paper: six optimizer steps per batch of rollouts, and therefore a clipped ratio; the
-estimator k3 of the KL, which is the code's; most
-steps train the role that needs them. The roles share one tiny policy. The expert and the gold
-answers of sub-goals come from the rules of the synthetic corpus.
+Not from the paper: the estimator k3 of the KL, which is the code's; six optimizer steps per batch
+of rollouts, and therefore a clipped ratio; most steps train the role that needs them. The roles
+share one tiny policy. The expert and the gold answers of sub-goals come from the rules of the
+synthetic corpus.
 """
 
 from ml_collections import ConfigDict

@@ -120,9 +120,10 @@ def count_programs(
     )
     batches *= len({1, width})  # an evaluation and a forced beginning sample one action
     sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
-    with jax.set_mesh(mesh):  # the devices determine the fewest slots
-        slots = count_slot_programs(shapes) if shapes.decode_rows else 0
-    sampler = slots or batches * max(sizes, 1)
+    sampler = batches * max(sizes, 1)
+    if shapes.decode_rows:
+        with jax.set_mesh(mesh):  # the devices determine the fewest slots
+            sampler = count_slot_programs(shapes)
     rows = sum(
         (1 + packing.max_batch_halvings) * (2 if length >= PLAIN_FROM else 1)
         for length in packing.row_lengths

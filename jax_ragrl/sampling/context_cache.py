@@ -27,6 +27,7 @@ from jax_ragrl.sampling.slots import (
     copy_contexts,
     empty_contexts,
     extend_contexts,
+    prefill_name,
     start_contexts,
     store_slots,
 )
@@ -96,7 +97,7 @@ class ContextCache:
         targets = self.numbers([[r.target for r, _ in part] for part in parts], count)
         ids_BL, start_B = shard_batch((ids.reshape(-1, length), start.reshape(-1)), self._mesh)
         arguments = (self._model, self.arrays, targets, ids_BL)
-        name = f"prefill {count} x {length} of {self.capacity}"
+        name = prefill_name(count, length, self.capacity)
         with mesh_context(self._mesh), report_compiling(name):
             self.arrays = (
                 extend_contexts(*arguments, start_B) if start.any() else start_contexts(*arguments)

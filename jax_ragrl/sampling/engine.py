@@ -46,6 +46,7 @@ from jax_ragrl.sampling.row_queue import RowQueue, RowTask, WaitingPrompt, by_gr
 from jax_ragrl.sampling.slots import (
     SlotRows,
     SlotState,
+    decode_name,
     decode_slots,
     empty_slots,
     keep_slots,
@@ -198,7 +199,7 @@ class _SlotRun:
         # While rows wait, slots are refilled instead of given up.
         smaller = [n for n in slot_counts(self.engine.shapes) if n <= self._slots // 2]
         shrink_at = np.int32(-1 if self._is_waiting else max(smaller, default=0))
-        name = f"sampler of {self._slots} slots x {self.contexts.capacity}"
+        name = decode_name(self._slots, self.contexts.capacity)
         with mesh_context(self.mesh), report_compiling(name):
             self.state, steps = decode_slots(
                 self.engine.model,

@@ -29,7 +29,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 MIN_DECODE_ROWS = {"cpu": 16}
 MIN_DECODE_ROWS_ACCELERATOR = 256
 # The fewest rows of a program that decodes, or tokens of one that prefills. A smaller one is hardly
-# faster on an accelerator, and an H100 compiles each of them for 5 to 8 seconds.
+# faster on an accelerator, and an H100 compiles each of them for 5 to 13 seconds.
 FEWEST_ROWS = {"cpu": 1}
 FEWEST_ROWS_ACCELERATOR = 64
 

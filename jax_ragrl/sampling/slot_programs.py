@@ -34,10 +34,12 @@ from jax_ragrl.sampling.engine import JobGroup, slot_counts
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
 from jax_ragrl.sampling.slots import (
     AXES,
+    decode_name,
     decode_slots,
     empty_contexts,
     empty_slots,
     extend_contexts,
+    prefill_name,
     start_contexts,
 )
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -155,7 +157,7 @@ def _decode_program(
     limits = replicate((np.zeros(devices, np.int32), np.int32(0)), mesh)
     args = (model, _on_devices(state, model), group.grammar, *limits)
     options = {"use_top_p": group.use_top_p, "stride": check_stride()}
-    name = f"sampler of {shape.slots} slots x {shape.capacity}"
+    name = decode_name(shape.slots, shape.capacity)
     return Program(name, decode_slots, args, options, mesh)
 
 
@@ -169,7 +171,7 @@ def _prefill_program(model: SplitModel, shapes: Shapes, chunk: ChunkShape) -> Pr
     sizes = ((devices, chunk.contexts), (rows, chunk.length), (rows,))
     targets, ids, start = shard_batch([np.zeros(n, np.int32) for n in sizes], mesh)
     args = (model, _on_devices(contexts, model), targets, ids)
-    name = f"prefill {chunk.contexts} x {chunk.length} of {chunk.capacity}"
+    name = prefill_name(chunk.contexts, chunk.length, chunk.capacity)
     if chunk.is_first:
         return Program(name, start_contexts, args, mesh=mesh)
     return Program(name, extend_contexts, (*args, start), mesh=mesh)

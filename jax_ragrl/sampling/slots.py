@@ -53,6 +53,27 @@ CACHE_AXES = ("batch", "kv", None, None)
 AXES: dict[int, LogicalAxes] = {1: ("batch",), 2: ("batch", None), 4: CACHE_AXES}
 
 
+def decode_name(slots: int, capacity: int) -> str:
+    """Returns the name by which a run reports a program that decodes.
+
+    Args:
+      slots: slots per device.
+      capacity: tokens per context.
+    """
+    return f"sampler of {slots} slots x {capacity}"
+
+
+def prefill_name(contexts: int, length: int, capacity: int) -> str:
+    """Returns the name by which a run reports a program that prefills a chunk.
+
+    Args:
+      contexts: contexts per device.
+      length: tokens of the chunk.
+      capacity: tokens per context.
+    """
+    return f"prefill {contexts} x {length} of {capacity}"
+
+
 class SlotRows(NamedTuple):
     """The parameters of rows: what `Prompts` holds, with one row per prompt.
 

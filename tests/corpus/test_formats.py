@@ -241,15 +241,15 @@ def test_damage_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("beside", "answers"),
+    ("extra", "answers"),
     [
         ("48 / 2 = 24 #### 72", ("72",)),
         (["72", "seventy-two"], ("72", "seventy-two")),
         ([], ("72",)),
     ],
 )
-def test_a_solution_beside_the_question_is_no_answer(tmp_path, beside, answers):
-    row = VERL | {"reward_model": {"ground_truth": "72"}, "extra_info": {"answer": beside}}
+def test_a_written_solution_is_not_the_answer(tmp_path, extra, answers):
+    row = VERL | {"reward_model": {"ground_truth": "72"}, "extra_info": {"answer": extra}}
     write(tmp_path / "x.jsonl", row)
     (question,) = formats.load_questions(tmp_path / "x.jsonl")
     assert question.answers == answers

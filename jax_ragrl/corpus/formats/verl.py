@@ -50,8 +50,7 @@ def _text(record: Record) -> str:
 def _question(record: Record, number: int) -> Question:
     extra = _extra(record)
     reward = Record(f"{record.place}, reward_model", field(record, "reward_model", dict))
-    # A list beside the plain question has more answers than the ground truth; a text may be a whole
-    # solution.
+    # A list of answers has more of them than the ground truth; a text may be a whole solution.
     listed, truth = extra.get("answer"), field(reward, "ground_truth", object)
     answers = (_answers(listed) if isinstance(listed, list) else ()) or _answers(truth)
     return Question(
