@@ -112,6 +112,17 @@ class Layout:
                 "be 0 or more"
             )
 
+    def coarse(self, free: int) -> Layout:
+        """Returns one shape if the time of its batches is negligible; otherwise these shapes.
+
+        Args:
+          free: tokens per device that take negligible time, see `runtime.free_work`.
+        """
+        longest = self.row_lengths[-1]
+        if max(longest, self.tokens_per_device) > free:
+            return self
+        return dataclasses.replace(self, row_lengths=(longest,), max_batch_halvings=0)
+
     def length(self, size: int) -> int:
         """Returns the smallest row length that holds `size` tokens."""
         return next(n for n in self.row_lengths if size <= n)

@@ -27,7 +27,8 @@ from jax_ragrl.models.config import compute_dtype_of
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.runtime.sharding import mesh_of, replicate
+from jax_ragrl.runtime.free_work import count_elements, free_tokens
+from jax_ragrl.runtime.sharding import mesh_context, mesh_of, replicate
 from jax_ragrl.sampling.weights import for_sampling
 
 
@@ -135,7 +136,7 @@ def prepare(
         another adapter on the same base.
       objective: selects losses, critic and reference.
       optimizer: learning rates and schedule.
-      layout: batch shapes.
+      layout: batch shapes; those that save no time on an accelerator are left out.
       roles: names of all roles.
       temperature: sampling temperature.
       updates: number of updates in the run, the length of the learning-rate schedule.
@@ -153,13 +154,16 @@ def prepare(
     mesh = mesh_of(nnx.state(decoder, nnx.Param))
     decoder = _with_config(decoder, compute, remat)
     actor, critic, state = _models(decoder, objective, optimizer, updates, frozen_twin)
+    with mesh_context(mesh):
+        parameters = count_elements(nnx.state(decoder, nnx.Param))
+        free = free_tokens(parameters, is_trained=True)
     token_mask = allowed_ZV if grammars is None else grammars.automaton
     spec = PolicySpec(
         policy=actor,
         critic=critic,
         objective=objective,
         optimizer=optimizer,
-        layout=layout,
+        layout=layout.coarse(free),
         roles=tuple(roles),
         temperature=temperature,
         mesh=mesh,

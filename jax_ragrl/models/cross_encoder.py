@@ -29,6 +29,7 @@ from jax_ragrl.models.pooling import ACTIVATIONS, first_pool, mean_pool
 from jax_ragrl.models.sentence_files import max_length, read_json
 from jax_ragrl.models.text_batches import length_batches, pad_rows
 from jax_ragrl.runtime.dispatch import in_order
+from jax_ragrl.runtime.free_work import count_elements, free_tokens
 
 FORMS = (
     "give the folder of a cross-encoder, or OWNER/NAME of one on the Hugging Face Hub, such as "
@@ -159,6 +160,7 @@ class CrossEncoder:
         """
         self.backbone, self.longest, self.activation = backbone, longest, activation
         self._graph, self._state = nnx.split(model)
+        self._parameters = count_elements(self._state)
         self._tokenizer = tokenizer
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
@@ -170,7 +172,8 @@ class CrossEncoder:
             return np.zeros(0, np.float32)
         ids, types = self._tokenize(pairs)
         logits_N = np.zeros(len(pairs), np.float32)
-        batches = list(length_batches([len(row) for row in ids]))
+        free = free_tokens(self._parameters)
+        batches = list(length_batches([len(row) for row in ids], free=free))
         # All batches are queued before the first is fetched: the devices never wait for the host.
         outputs = [self._score([ids[n] for n in b], [types[n] for n in b]) for b in batches]
         for batch, batch_R in zip(batches, outputs, strict=True):
@@ -193,7 +196,8 @@ class CrossEncoder:
         return rows, encoding.get("token_type_ids") or [[0] * len(row) for row in rows]
 
     def _score(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Array:
-        batch = pad_rows(rows, self.backbone.pad_id, self.longest, types=types)
+        free = free_tokens(self._parameters)
+        batch = pad_rows(rows, self.backbone.pad_id, self.longest, types=types, free=free)
         return score_tokens(self._graph, self._state, *jax.device_put(tuple(batch)))
 
 

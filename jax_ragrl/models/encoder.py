@@ -42,6 +42,7 @@ from jax_ragrl.models.sentence_files import (
 )
 from jax_ragrl.models.text_batches import length_batches, pad_rows
 from jax_ragrl.runtime.dispatch import in_order
+from jax_ragrl.runtime.free_work import count_elements, free_tokens
 from jax_ragrl.runtime.sharding import (
     accelerators,
     data_parallel_size,
@@ -130,17 +131,22 @@ class TextEncoder:
 
     def _embed(self, rows: Sequence[Sequence[int]]) -> Array:
         pad_id, longest = self.backbone.pad_id, self.settings.max_length
-        batch = pad_rows(rows, pad_id, longest, devices=data_parallel_size(self._mesh))
+        devices, free = data_parallel_size(self._mesh), self._free_tokens()
+        batch = pad_rows(rows, pad_id, longest, devices=devices, free=free)
         ids_RL, mask_RL = shard_batch((batch.ids, batch.mask), self._mesh)
         with mesh_context(self._mesh):
             return embed_tokens(self._graph, self._state, ids_RL, mask_RL)
+
+    def _free_tokens(self) -> int:
+        with mesh_context(self._mesh):
+            return free_tokens(count_elements(self._state))
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of texts without a prefix, float32 `[N, D]`."""
         ids = self.tokenize(texts)
         vectors_ND = np.zeros((len(texts), self.dimension), np.float32)
-        devices = data_parallel_size(self._mesh)
-        batches = list(length_batches([len(row) for row in ids], devices=devices))
+        devices, free = data_parallel_size(self._mesh), self._free_tokens()
+        batches = list(length_batches([len(row) for row in ids], devices=devices, free=free))
         # All batches are queued before the first is fetched: the devices never wait for the host.
         outputs = [self._embed([ids[n] for n in batch]) for batch in batches]
         for batch, batch_RD in zip(batches, outputs, strict=True):

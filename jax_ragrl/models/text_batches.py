@@ -21,6 +21,12 @@ LENGTH_BUCKETS = (
     *(length for start in (128, 256, 512, 1024) for length in range(start, 2 * start, start // 8)),
     *(2048, 3072, 4096, 6144, 8192),
 )
+# Steps of a quarter for an accelerator, which compiles each shape for seconds.
+COARSE_LENGTH_BUCKETS = (
+    *range(64, 128, 16),
+    *(length for start in (128, 256, 512, 1024) for length in range(start, 2 * start, start // 4)),
+    *(2048, 3072, 4096, 6144, 8192),
+)
 # Pairs of tokens that attend to each other in one batch: this bounds the memory of the scores.
 MAX_TOKEN_PAIRS = 64 * 512**2
 # Tokens of one batch on a CPU: the activations fit into its caches, and fewer texts per batch
@@ -49,6 +55,15 @@ def bucket_size(n: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= n), sizes[-1])
 
 
+def length_buckets(free: int) -> list[int]:
+    """Returns the padded lengths of texts.
+
+    Args:
+      free: tokens per device that take negligible time, see `runtime.free_work`; 0 on a CPU.
+    """
+    return [*(COARSE_LENGTH_BUCKETS if free else LENGTH_BUCKETS)]
+
+
 def row_counts(devices: int) -> list[int]:
     """Returns the rows of batches that devices share, ascending: a bucket for each or for all."""
     for_all = {n + -n % devices for n in ROW_BUCKETS}
@@ -66,7 +81,7 @@ def max_rows(length: int, most_tokens: float = math.inf) -> int:
 
 
 def length_batches(
-    lengths: Sequence[int], most_tokens: float | None = None, devices: int = 1
+    lengths: Sequence[int], most_tokens: float | None = None, devices: int = 1, free: int = 0
 ) -> Iterator[list[int]]:
     """Yields the indices of texts in batches of similar length, longest first.
 
@@ -77,13 +92,15 @@ def length_batches(
       most_tokens: of one batch, with padding; None: what suits the default backend.
       devices: the accelerators that share a batch. The devices of a CPU share its cores, so that a
         limit of tokens holds for all of them.
+      free: as for `length_buckets`.
     """
     if most_tokens is None:
         most_tokens = CPU_TOKENS if jax.default_backend() == "cpu" else math.inf
     # Similar lengths share a batch, so little of it is padding.
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    buckets = length_buckets(free)
     while order:
-        length = bucket_size(lengths[order[0]], LENGTH_BUCKETS)
+        length = bucket_size(lengths[order[0]], buckets)
         rows = max_rows(length, most_tokens)
         if most_tokens < math.inf:
             rows = _with_little_padding(min(rows, len(order)), length)
@@ -109,6 +126,7 @@ def pad_rows(
     *,
     types: Sequence[Sequence[int]] | None = None,
     devices: int = 1,
+    free: int = 0,
 ) -> TextBatch:
     """Pads token ids to a bucket of rows and of length.
 
@@ -118,10 +136,12 @@ def pad_rows(
       max_length: the longest input, which is a bucket too.
       types: the segments of each text; None: one segment.
       devices: the devices that share a batch; their number divides the rows.
+      free: as for `length_buckets`.
     """
-    lengths = (*(n for n in LENGTH_BUCKETS if n < max_length), max_length)
+    lengths = (*(n for n in length_buckets(free) if n < max_length), max_length)
     longest = bucket_size(max(map(len, rows)), lengths)
-    shape = (bucket_size(len(rows), row_counts(devices)), longest)
+    fewest = devices * max_rows(longest, free) if free else 1
+    shape = (bucket_size(max(len(rows), fewest), row_counts(devices)), longest)
     ids, mask, segments = np.full(shape, pad_id, np.int32), np.zeros(shape, bool), np.zeros(shape)
     batch = TextBatch(ids, mask, segments.astype(np.int32))
     for n, row in enumerate(rows):

@@ -42,7 +42,8 @@ from jax_ragrl.plan.speed import (
 from jax_ragrl.run.config import check_staleness, load_recipe
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import OFF
-from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.runtime.free_work import free_tokens
+from jax_ragrl.runtime.sharding import make_mesh, mesh_context
 from jax_ragrl.runtime.topology import memory_of
 from jax_ragrl.sampling.sampler import Shapes
 
@@ -169,6 +170,14 @@ def _largest(run: PlanConfig, update: int, rollout: int) -> int:
     return update + rollout if run.staleness else max(update, rollout)
 
 
+def _compiled_shapes(run: PlanConfig, parameters: int, mesh: Mesh) -> tuple[Shapes, Layout]:
+    """Returns the shapes of a run that are worth a program on the devices of a mesh."""
+    with mesh_context(mesh):
+        packing = run.packing.coarse(free_tokens(parameters, is_trained=True))
+        free = 0 if run.shapes.decode_rows else free_tokens(parameters)
+    return run.shapes.coarse(free), packing
+
+
 def _speed(
     run: PlanConfig,
     policies: Mapping[str, PlannedPolicy],
@@ -181,7 +190,8 @@ def _speed(
     length = max(run.packing.row_lengths)
     is_adapter = largest.lora is not None
     ceilings = ceilings_of(mesh.devices.flat[0])
-    programs = count_programs(run.shapes, run.packing, run.objective, run.width, mesh, run.rollouts)
+    shapes, packing = _compiled_shapes(run, param_count(largest.config), mesh)
+    programs = count_programs(shapes, packing, run.objective, run.width, mesh, run.rollouts)
     return {
         "passes": update_passes(
             largest.config,

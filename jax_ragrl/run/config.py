@@ -136,8 +136,9 @@ class Run:
         `objective.importance_weight_cap`, unless the update is DPO. With 0, an update waits for
         rollouts of the newest policies.
       compile_ahead: whether the programs of the sampler and of the updates are compiled before the
-        first step, in as many threads as there are cores; see `training.compile_ahead`. Otherwise
-        each is compiled when its shape is met for the first time.
+        first step, in as many threads as there are cores; see `training.compile_ahead`. On
+        accelerators they always are if there are at most as many programs as cores. Otherwise each
+        is compiled when its shape is met for the first time.
       save_every: steps between checkpoints.
       eval_every: steps between evaluations on dev questions.
       eval_before_training: whether the policies are also evaluated before the first step, as step

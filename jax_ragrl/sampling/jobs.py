@@ -113,6 +113,26 @@ class Shapes:
         """The tokens of the longest prompt with the longest reply."""
         return self.prompt_lengths[-1] + self.max_new_tokens
 
+    def coarse(self, free: int) -> Shapes:
+        """Returns the shapes without those that save no time over the next larger one.
+
+        Args:
+          free: prompt tokens per device that take negligible time, see `runtime.free_work`.
+        """
+        lengths, sizes = [self.prompt_lengths[-1]], [self.batch_sizes[-1]]
+        for length in reversed(self.prompt_lengths[:-1]):
+            next_size, size = (self.max_batch_size(n) for n in (lengths[0], length))
+            # A shorter length may allow larger batches.
+            if size > next_size or next_size * lengths[0] > free:
+                lengths.insert(0, length)
+        most_tokens = min(free, self.max_prompt_tokens)
+        rows = max(self.copies, default=1)  # per prompt; the smallest batch may have them
+        for size in reversed(self.batch_sizes[:-1]):
+            tokens = sizes[0] * max(lengths[-1], rows * self.max_new_tokens)
+            if tokens > most_tokens:
+                sizes.insert(0, size)
+        return dataclasses.replace(self, prompt_lengths=tuple(lengths), batch_sizes=tuple(sizes))
+
     def copies_up_to(self, draws: int) -> Iterator[int]:
         """Yields the numbers of rows per prompt, up to the first one that holds `draws` rows."""
         # Powers of two without end, unless the config lists the numbers.

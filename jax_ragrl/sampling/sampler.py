@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_ahead import Program
-from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
+from jax_ragrl.runtime.free_work import count_elements, free_tokens
+from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, mesh_of
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Samples, check_stride
@@ -100,7 +101,7 @@ def start_jobs(
     Returns:
       A function that waits and returns the result of `sample_jobs`.
     """
-    work = counters or SamplingCounters()
+    work, shapes = counters or SamplingCounters(), _coarse(shapes, model)
     chunks = batch_jobs(jobs, width, shapes, data_parallel_size(mesh_of(model.params)))
     batches = (_prompt_batch(model, tokenizer, jobs, c, width, shapes, work) for c in chunks)
     in_flight: deque[tuple[PromptBatch, Finish]] = deque()
@@ -149,6 +150,7 @@ def sampler_programs(
       draws: how many jobs of a batch may have equal prompts.
     """
     devices, work = data_parallel_size(mesh_of(model.params)), SamplingCounters()
+    shapes = _coarse(shapes, model)
     chunks = [
         Chunk([[(0,)]], length, size, copies)
         for length in reversed(shapes.prompt_lengths)
@@ -162,6 +164,12 @@ def sampler_programs(
             model, tokenizer, [job._replace(ids=(0,))], chunk, width, shapes, work
         ).programs()
     ]
+
+
+def _coarse(shapes: Shapes, model: SplitModel) -> Shapes:
+    """Returns the shapes that are worth a program on the devices of the model."""
+    with mesh_context(mesh_of(model.params)):
+        return shapes.coarse(free_tokens(count_elements(model)))
 
 
 def _by_job(draws: Sequence[Draw], rows: Sequence[Row], width: int) -> dict[int, list[Row]]:

@@ -22,6 +22,9 @@ def compile_ahead(
 ) -> int:
     """Compiles the programs of the sampler and of the updates, in as many threads as cores.
 
+    Without `run.compile_ahead` programs for accelerators are compiled if each has its own core:
+    then all of them take about as long as one.
+
     Args:
       job: the run's config.
       policies: the policies before the first step; no array of theirs is read.
@@ -32,6 +35,8 @@ def compile_ahead(
       The number of compiled programs.
     """
     programs = programs_of_run(job, policies, models, tokenizer)
+    if not job.run.compile_ahead and len(programs) > _cores():
+        return 0
     return compile_programs(programs, max(1, min(len(programs), _cores())))
 
 

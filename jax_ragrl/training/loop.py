@@ -52,6 +52,7 @@ from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.runtime.multihost import on_process_zero
+from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.adapters import check_adapters
@@ -485,7 +486,7 @@ def _resumed_rollouts(
 ) -> Iterator[Rollouts]:
     """Makes the rollouts after `start` steps, from the entries of their checkpoint if any.
 
-    With `run.compile_ahead` all programs of the run are compiled first.
+    All programs of the run may be compiled first, see `compile_ahead`.
     """
     _compile_programs(job, parts, policies, start)
     with contextlib.closing(make_rollouts(job, parts)) as rollouts:
@@ -495,8 +496,8 @@ def _resumed_rollouts(
 
 
 def _compile_programs(job: Job, parts: Components, policies: Policies, start: int) -> None:
-    """Compiles the programs of the steps after `start`, if the config asks for it."""
-    if job.run.compile_ahead and start < job.run.steps:
+    """Compiles the programs of the steps after `start`; on a CPU if the config asks for it."""
+    if (job.run.compile_ahead or accelerators()) and start < job.run.steps:
         # A copy of the weights as a sampler gets them, which ends with this function.
         models = acting_models(policies, outlive_update=bool(job.run.staleness))
         compile_ahead(job, policies, models, parts.tokenizer)

@@ -20,6 +20,7 @@ from jax_ragrl.models import bert, encoder, text_batches
 from jax_ragrl.models.sentence_files import Settings, read_settings
 from jax_ragrl.retrieval.index import build_index, open_index, run_index
 from jax_ragrl.run.components import open_or_build_index
+from jax_ragrl.runtime import free_work
 from jax_ragrl.types import Passage
 
 TINY = pathlib.Path(__file__).parent / "tiny_bert"
@@ -54,6 +55,11 @@ def test_batch_and_order_change_no_vector(tiny, count):
     expected = (EXPECTED["vectors"] * 14)[:count]
     np.testing.assert_allclose(tiny.encode(texts), expected, atol=2e-6)
     np.testing.assert_allclose(tiny.encode(texts[::-1]), expected[::-1], atol=2e-6)
+
+
+def test_the_shapes_of_an_accelerator_change_no_vector(tiny, monkeypatch):
+    monkeypatch.setitem(free_work.FREE_FLOPS, "cpu", 1e9)
+    np.testing.assert_allclose(tiny.encode(EXPECTED["texts"]), EXPECTED["vectors"], atol=2e-6)
 
 
 def test_padding_never_reaches_a_vector(tiny):
