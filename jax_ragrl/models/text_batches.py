@@ -21,7 +21,8 @@ LENGTH_BUCKETS = (
     *(length for start in (128, 256, 512, 1024) for length in range(start, 2 * start, start // 8)),
     *(2048, 3072, 4096, 6144, 8192),
 )
-# Steps of a quarter for an accelerator, which compiles each shape for seconds.
+# Steps of a quarter for an accelerator, which compiles each shape for seconds; of these only powers
+# of two if the time of a batch is negligible.
 COARSE_LENGTH_BUCKETS = (
     *range(64, 128, 16),
     *(length for start in (128, 256, 512, 1024) for length in range(start, 2 * start, start // 4)),
@@ -61,7 +62,10 @@ def length_buckets(free: int) -> list[int]:
     Args:
       free: tokens per device that take negligible time, see `runtime.free_work`; 0 on a CPU.
     """
-    return [*(COARSE_LENGTH_BUCKETS if free else LENGTH_BUCKETS)]
+    if not free:
+        return [*LENGTH_BUCKETS]
+    powers = {2**k for k in range(COARSE_LENGTH_BUCKETS[-1].bit_length())}
+    return [n for n in COARSE_LENGTH_BUCKETS if n in powers or max_rows(n) * n > free]
 
 
 def row_counts(devices: int) -> list[int]:

@@ -90,6 +90,7 @@ def test_texts_have_few_shapes(like_an_accelerator):
         for rows in (1, 3, 16, 64)
     }
     lengths = (64, 80, 96, 112, 128, 160, 192, 224, 256)
+    assert text_batches.length_buckets(free=64 * 256)[:5] == [64, 128, 256, 320, 384]
     # As many rows as have 1,000 tokens, or as many as there are.
     assert {length for _, length in shapes} == set(lengths)
     assert {rows for rows, length in shapes if length == 256} == {1, 4, 16, 64}
