@@ -20,7 +20,7 @@ class Stage(NamedTuple):
 
     Fields:
       name: its name in a line.
-      minutes: its estimated duration on two cores; only the ratios between stages matter.
+      minutes: its estimated duration; only the ratios between stages matter.
       done: returns the finished fraction, 0 to 1, from the files of the work folder.
     """
 
@@ -58,7 +58,7 @@ def training_of(folder: str, total: int) -> Callable[[pathlib.Path], float]:
 
 
 def remaining(stages: tuple[Stage, ...], workdir: pathlib.Path) -> tuple[float, str]:
-    """Returns the minutes of all unfinished work on two cores, and the name of the current stage.
+    """Returns the minutes of all unfinished work, and the name of the current stage.
 
     Args:
       stages: all stages in order.
@@ -81,21 +81,21 @@ class WorkClock:
     """
 
     def __init__(self, work: float) -> None:
-        """Sets the work at the start, in minutes on two cores."""
+        """Sets the work at the start, in estimated minutes."""
         self._work, self._rest, self._minutes = work, work, 0.0
 
     def minutes_left(self, rest: float, minutes: float) -> float:
         """Returns the estimated minutes left.
 
         Args:
-          rest: the unfinished work, in minutes on two cores.
+          rest: the unfinished work, in estimated minutes.
           minutes: the minutes since the start.
         """
         # Only a smaller rest is news: the pace is that of the finished work.
         if rest < self._rest:
             self._rest, self._minutes = rest, minutes
         done = self._work - self._rest
-        # Until some work is done, the machine is taken for one with two cores.
+        # Until some work is done, the estimate is taken as it is.
         pace = self._minutes / done if done > 1 else 1.0
         # A unit of work that takes longer than expected still has something left.
         return max(self._rest * pace - (minutes - self._minutes), 0.5 * self._rest * pace)
@@ -104,7 +104,7 @@ class WorkClock:
 class TimeLeft:
     """A context in which a line per `SECONDS_BETWEEN_LINES` shows the stage and the time left.
 
-    The first line comes at once, with the duration on two cores. Later lines scale it by the speed
+    The first line comes at once, with the estimate. Later lines scale it by the speed
     of this machine so far.
     """
 

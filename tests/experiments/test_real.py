@@ -200,3 +200,11 @@ def test_the_time_left_counts_stages_and_parts_of_stages(tmp_path):
     assert remaining(stages, tmp_path) == (20.0, "second")
     (tmp_path / "third").touch()
     assert remaining(stages, tmp_path) == (0.0, "the end")
+
+
+def test_the_first_estimate_fits_the_kind_of_device(tmp_path, monkeypatch):
+    estimates = {}
+    for device, devices in {"cpu": [], "gpu": ["H100"]}.items():
+        monkeypatch.setattr(real, "accelerators", lambda devices=devices: devices)
+        estimates[device], _ = remaining(real.stages(24, 15), tmp_path)
+    assert estimates["cpu"] > 60 and 3 < estimates["gpu"] < 6

@@ -16,9 +16,7 @@ from tests.sampling.test_batches import jobs_of
 from tests.tiny import split_policy, tokenizer
 
 # Prompts of another length than in other tests, which share compiled programs.
-SHAPES = Shapes(
-    prompt_lengths=(20, 28), batch_sizes=(1, 4), max_new_tokens=40, initial_cache_size=16
-)
+SHAPES = Shapes(prompt_lengths=(28,), batch_sizes=(1, 4), max_new_tokens=40, initial_cache_size=16)
 
 
 @pytest.mark.parametrize(

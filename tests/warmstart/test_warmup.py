@@ -154,11 +154,11 @@ def damage(out: pathlib.Path, step: int) -> None:
 @pytest.mark.parametrize(
     ("end", "error", "saved", "is_damaged"),
     [
-        (kill, KilledError, ["3", "4"], False),  # step 3 ends a stage
+        # Step 3 ends a stage.
         pytest.param(kill, KilledError, ["3", "4"], True, marks=pytest.mark.slow),
         (lambda: signal.raise_signal(signal.SIGTERM), Preempted, ["4", "5"], False),
     ],
-    ids=["killed", "killed and damaged", "SIGTERM"],
+    ids=["killed and damaged", "SIGTERM"],
 )
 def test_an_interrupted_and_resumed_warm_up_equals_a_whole_one(
     end, error, saved, is_damaged, short, whole, tmp_path, monkeypatch
