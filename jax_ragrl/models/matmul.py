@@ -1,20 +1,37 @@
 """The matmuls of the package's models: operands in the compute dtype, sums in float32.
 
 XLA for CPUs multiplies bfloat16 natively only if the result is float32. If it is bfloat16, XLA
-converts both operands to float32 first, which takes twice as long as the native product (JAX 0.10).
-Therefore `matmul` asks for float32 on a CPU, in both passes, and rounds the result.
+converts both operands to float32 first, which takes twice as long as the native product on a CPU
+that has instructions for it (JAX 0.10). Therefore `matmul` asks for float32 on a CPU, in both
+passes, and rounds the result. Without such instructions the native product takes up to 1.8 times as
+long as a float32 product, so that the operands of large products are converted.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jax_ragrl.runtime.sharding import axis_size, target_platform
+
+# Tokens from which a product repays the conversion of its operands on a CPU without bfloat16.
+CONVERT_FROM = 128
+CPU_INFO = pathlib.Path("/proc/cpuinfo")
+# Instruction sets of x86-64 and of 64-bit Arm that multiply bfloat16, as Linux names them.
+BFLOAT16_FLAGS = {"avx512_bf16", "avx_vnni_bf16", "amx_bf16", "bf16"}
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16; True if it cannot be told."""
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
+    flags = [line for line in lines if line.lower().startswith(("flags", "features"))]
+    return not flags or bool(BFLOAT16_FLAGS & set(flags[0].split()))
 
 
 def einsum_f32(subscripts: str, x: Array, y: Array) -> Array:
@@ -68,7 +85,8 @@ _scattered_matmul.defvjp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _native_matmul(inputs: int, x: Array, kernel: Array) -> Array:
-    return jnp.tensordot(x, kernel, inputs, preferred_element_type=jnp.float32).astype(x.dtype)
+    axes = tuple(range(x.ndim - inputs, x.ndim)), tuple(range(inputs))
+    return _product(x, kernel, axes, math.prod(x.shape[: x.ndim - inputs])).astype(x.dtype)
 
 
 def _forward(inputs: int, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -80,13 +98,19 @@ def _backward(inputs: int, residuals: tuple[Array, Array], grad: Array) -> tuple
     batch, outputs = tuple(range(x.ndim - inputs)), range(-kernel.ndim + inputs, 0)
     of_grad, of_kernel = (tuple(a.ndim + i for i in outputs) for a in (grad, kernel))
     # 1. dx = grad W^T, over the output axes; 2. dW = x^T grad, over all tokens.
-    dx = jax.lax.dot_general(
-        grad, kernel, ((of_grad, of_kernel), ((), ())), preferred_element_type=jnp.float32
-    )
-    dkernel = jax.lax.dot_general(
-        x, grad, ((batch, batch), ((), ())), preferred_element_type=jnp.float32
-    )
+    tokens = math.prod(x.shape[: x.ndim - inputs])
+    dx = _product(grad, kernel, (of_grad, of_kernel), tokens)
+    dkernel = _product(x, grad, (batch, batch), tokens)
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
+
+
+def _product(
+    x: Array, y: Array, axes: tuple[tuple[int, ...], tuple[int, ...]], tokens: int
+) -> Array:
+    """Returns the float32 product of a layer with some tokens, contracted over axes of both."""
+    if tokens >= CONVERT_FROM and not multiplies_bfloat16():
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
 _native_matmul.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""On a CPU a bfloat16 matmul is native in both passes, and other matmuls are as XLA writes them."""
+"""On a CPU with bfloat16 instructions its matmuls are native in both passes; others are plain."""
 
 from __future__ import annotations
 
@@ -45,13 +45,42 @@ def test_bfloat16_products_and_gradients_are_exact_up_to_one_rounding(inputs):
         assert error.max() <= 2**-8 * np.abs(jax.device_get(y)).max()
 
 
+@pytest.mark.parametrize(
+    ("tokens", "is_native", "is_widened"),
+    [(128, True, False), (128, False, True), (127, False, False)],
+)
 @pytest.mark.parametrize("inputs", [1, 2])
-def test_a_cpu_multiplies_bfloat16_without_widening_the_operands(inputs):
-    """The traced products take bfloat16 and return float32: XLA for CPUs widens any others."""
-    text = str(jax.make_jaxpr(products(inputs))(*arrays(inputs, "bfloat16")))
+def test_a_cpu_widens_the_operands_of_large_products_alone(
+    inputs, tokens, is_native, is_widened, monkeypatch
+):
+    """The traced products return float32: XLA for CPUs widens the operands of any others."""
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: is_native)
+    x, kernel, grad = arrays(inputs, "bfloat16")
+    x, grad = (a.reshape(-1, *a.shape[2:])[:tokens] for a in (x, grad))
+    text = str(jax.make_jaxpr(products(inputs))(x, kernel, grad))
     dots = re.findall(r"(\w+)\[[\d,]*\] = dot_general", text)
     assert dots == ["f32"] * 3
-    assert "f32" not in re.findall(r"convert_element_type\[new_dtype=(\w+)", text)
+    operands = re.findall(r"dot_general\[.*?\] (\w+) (\w+)", text, re.DOTALL)
+    dtypes = dict(re.findall(r"(\w+):(\w+)\[[\d,]*\]", text))
+    assert {dtypes[x] for pair in operands for x in pair} == {"f32" if is_widened else "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("flags : fpu avx2 avx512_bf16", True),
+        ("flags\t\t: fpu avx2 fma", False),
+        ("Features\t: fp asimd bf16", True),
+        ("Features\t: fp asimd", False),
+        ("processor : 0", True),
+        (None, True),  # macOS and Windows have no such file
+    ],
+)
+def test_instructions_for_bfloat16_are_read_from_the_system(lines, expected, tmp_path, monkeypatch):
+    if lines is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{lines}\n")
+    monkeypatch.setattr(module, "CPU_INFO", tmp_path / "cpuinfo")
+    assert module.multiplies_bfloat16.__wrapped__() is expected
 
 
 @pytest.mark.parametrize("dtype, backend", [("float32", "cpu"), ("bfloat16", "gpu")])
