@@ -104,8 +104,8 @@ class WorkClock:
 class TimeLeft:
     """A context in which a line per `SECONDS_BETWEEN_LINES` shows the stage and the time left.
 
-    The first line comes at once, with the estimate. Later lines scale it by the speed
-    of this machine so far.
+    The first line comes at once, with the estimate. Later lines scale it by the speed of this
+    machine so far.
     """
 
     def __init__(self, stages: tuple[Stage, ...], workdir: pathlib.Path) -> None:

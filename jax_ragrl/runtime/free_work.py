@@ -1,7 +1,7 @@
 """Work that takes an accelerator so little time that a smaller program for it does not pay.
 
 Each static shape is a program, and an H100 compiles one of a model with 30 layers for 10 to 28
-seconds. A CPU computes what it is given: there, a smaller shape always saves time.
+seconds. On a CPU a smaller shape always saves time.
 """
 
 from __future__ import annotations

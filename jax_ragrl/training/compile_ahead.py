@@ -12,6 +12,7 @@ from jax_ragrl.rollout.policy import job_of_role
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.compile_ahead import Program, compile_programs
+from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.sampling.sampler import sampler_programs
 from jax_ragrl.sampling.slot_programs import slot_programs
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -35,9 +36,11 @@ def compile_ahead(
       The number of compiled programs.
     """
     programs = programs_of_run(job, policies, models, tokenizer)
-    if not job.run.compile_ahead and len(programs) > _cores():
+    # All processes compile the same programs, whatever the cores of their machines.
+    cores = on_process_zero(_cores)
+    if not job.run.compile_ahead and len(programs) > cores:
         return 0
-    return compile_programs(programs, max(1, min(len(programs), _cores())))
+    return compile_programs(programs, max(1, min(len(programs), cores)))
 
 
 def programs_of_run(
