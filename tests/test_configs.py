@@ -41,6 +41,7 @@ POOL = {"recipe.expert_pool": "pool.jsonl"}
 TAUGHT = {"data.demos": "demos.jsonl"}
 DEMOS = {
     "tiny/sft_c3po": TAUGHT,
+    "tiny/sft_mao_arag": TAUGHT,
     "warmup_c3po": TAUGHT | {"policy": "models/policy"},
     "smollm2/warm_start": TAUGHT,
 }

@@ -101,7 +101,7 @@ CLAIMS = (
             "imitates": {
                 "config": "configs/tiny/mao_arag.py",
                 "overrides": ("run.steps=0",),
-                "sft": "configs/tiny/sft_c3po.py",
+                "sft": "configs/tiny/sft_mao_arag.py",
                 "demos": "labels",
             },
             "from scratch": {"config": "configs/tiny/mao_arag.py"},
