@@ -132,8 +132,8 @@ def add_supervised(
     summary["gain_over_supervised"] = {"over": "supervised", **over}
 
 
-# Estimated minutes of the stages below on two cores, and on an H100, which mostly compiles. Those
-# of the warm start and of both trainings are per step.
+# Estimated minutes of the stages below on two cores, and on an H100, which mostly compiles; for the
+# warm start and both trainings per step.
 CPU_MINUTES = (3.0, 0.7, 15.0, 0.9, 7.0, 0.9, 7.0)
 ACCELERATOR_MINUTES = (1.3, 0.01, 0.9, 0.04, 0.1, 0.01, 0.2)
 

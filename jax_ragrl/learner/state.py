@@ -28,7 +28,7 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
-from jax_ragrl.runtime.sharding import mesh_context, mesh_of, replicate
+from jax_ragrl.runtime.sharding import mesh_of, replicate
 from jax_ragrl.sampling.weights import for_sampling
 
 
@@ -154,9 +154,8 @@ def prepare(
     mesh = mesh_of(nnx.state(decoder, nnx.Param))
     decoder = _with_config(decoder, compute, remat)
     actor, critic, state = _models(decoder, objective, optimizer, updates, frozen_twin)
-    with mesh_context(mesh):
-        parameters = count_elements(nnx.state(decoder, nnx.Param))
-        free = free_tokens(parameters, is_trained=True)
+    parameters = count_elements(nnx.state(decoder, nnx.Param))
+    free = free_tokens(parameters, mesh, is_trained=True)
     token_mask = allowed_ZV if grammars is None else grammars.automaton
     spec = PolicySpec(
         policy=actor,

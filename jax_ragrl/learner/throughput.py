@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
 from jax_ragrl.learner.state import Policy
+from jax_ragrl.runtime.free_work import count_elements
 
 # Peak bfloat16 operations per second from the vendors' data sheets, by a prefix of JAX's name of
 # the device; the longest matching prefix counts. A TPU7x chip appears as two devices.
@@ -41,12 +41,11 @@ def update_flops(policy: Policy, tokens: int) -> float:
     models = [(spec.policy, state.policy)]
     if spec.critic is not None and state.critic is not None:
         models.append((spec.critic, state.critic))
-    per_token = sum(6 * _size(train.params) + 4 * _size(model.frozen) for model, train in models)
+    per_token = sum(
+        6 * count_elements(train.params) + 4 * count_elements(model.frozen)
+        for model, train in models
+    )
     return float(per_token) * tokens * spec.optimizer.epochs
-
-
-def _size(arrays: Any) -> int:
-    return sum(x.size for x in jax.tree.leaves(arrays))
 
 
 def speed(

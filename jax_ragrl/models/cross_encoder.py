@@ -160,7 +160,6 @@ class CrossEncoder:
         """
         self.backbone, self.longest, self.activation = backbone, longest, activation
         self._graph, self._state = nnx.split(model)
-        self._parameters = count_elements(self._state)
         self._tokenizer = tokenizer
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
@@ -172,10 +171,10 @@ class CrossEncoder:
             return np.zeros(0, np.float32)
         ids, types = self._tokenize(pairs)
         logits_N = np.zeros(len(pairs), np.float32)
-        free = free_tokens(self._parameters)
+        free = free_tokens(count_elements(self._state))
         batches = list(length_batches([len(row) for row in ids], free=free))
         # All batches are queued before the first is fetched: the devices never wait for the host.
-        outputs = [self._score([ids[n] for n in b], [types[n] for n in b]) for b in batches]
+        outputs = [self._score([ids[n] for n in b], [types[n] for n in b], free) for b in batches]
         for batch, batch_R in zip(batches, outputs, strict=True):
             logits_N[batch] = jax.device_get(batch_R)[: len(batch)]  # the others are padding
         return np.asarray(jax.device_get(ACTIVATIONS[self.activation](jax.device_put(logits_N))))
@@ -195,8 +194,9 @@ class CrossEncoder:
         # Tokenizers of models without segments return none.
         return rows, encoding.get("token_type_ids") or [[0] * len(row) for row in rows]
 
-    def _score(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Array:
-        free = free_tokens(self._parameters)
+    def _score(
+        self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], free: int
+    ) -> Array:
         batch = pad_rows(rows, self.backbone.pad_id, self.longest, types=types, free=free)
         return score_tokens(self._graph, self._state, *jax.device_put(tuple(batch)))
 

@@ -138,8 +138,7 @@ class TextEncoder:
             return embed_tokens(self._graph, self._state, ids_RL, mask_RL)
 
     def _free_tokens(self) -> int:
-        with mesh_context(self._mesh):
-            return free_tokens(count_elements(self._state))
+        return free_tokens(count_elements(self._state), self._mesh)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of texts without a prefix, float32 `[N, D]`."""

@@ -28,7 +28,7 @@ BFLOAT16_FLAGS = {"avx512_bf16", "avx_vnni_bf16", "amx_bf16", "bf16"}
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16; True if it cannot be told."""
+    """Whether this CPU multiplies bfloat16 natively; True if the system does not say."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
     flags = [line for line in lines if line.lower().startswith(("flags", "features"))]
     return not flags or bool(BFLOAT16_FLAGS & set(flags[0].split()))

@@ -64,8 +64,7 @@ def length_buckets(free: int) -> list[int]:
     """
     if not free:
         return [*LENGTH_BUCKETS]
-    powers = {2**k for k in range(COARSE_LENGTH_BUCKETS[-1].bit_length())}
-    return [n for n in COARSE_LENGTH_BUCKETS if n in powers or max_rows(n) * n > free]
+    return [n for n in COARSE_LENGTH_BUCKETS if n.bit_count() == 1 or max_rows(n) * n > free]
 
 
 def row_counts(devices: int) -> list[int]:

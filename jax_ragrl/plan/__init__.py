@@ -43,7 +43,7 @@ from jax_ragrl.run.config import check_staleness, load_recipe
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.free_work import free_tokens
-from jax_ragrl.runtime.sharding import make_mesh, mesh_context
+from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
 from jax_ragrl.sampling.sampler import Shapes
 
@@ -172,10 +172,8 @@ def _largest(run: PlanConfig, update: int, rollout: int) -> int:
 
 def _compiled_shapes(run: PlanConfig, parameters: int, mesh: Mesh) -> tuple[Shapes, Layout]:
     """Returns the shapes of a run that are worth a program on the devices of a mesh."""
-    with mesh_context(mesh):
-        packing = run.packing.coarse(free_tokens(parameters, is_trained=True))
-        free = 0 if run.shapes.decode_rows else free_tokens(parameters)
-    return run.shapes.coarse(free), packing
+    shapes = run.shapes.coarse(free_tokens(parameters, mesh))
+    return shapes, run.packing.coarse(free_tokens(parameters, mesh, is_trained=True))
 
 
 def _speed(

@@ -9,22 +9,25 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from jax_ragrl.runtime.sharding import target_platform
+from jax_ragrl.runtime.sharding import mesh_context, target_platform
 
 # Floating-point operations of a call, per device: about 20 ms at half of an H100's speed.
 FREE_FLOPS = {"cpu": 0.0}
 FREE_FLOPS_ACCELERATOR = 8e12
 
 
-def free_tokens(parameters: int, *, is_trained: bool = False) -> int:
+def free_tokens(parameters: int, mesh: Mesh | None = None, *, is_trained: bool = False) -> int:
     """Returns the number of tokens per device that a model computes in negligible time; 0 on a CPU.
 
     Args:
       parameters: of the model.
+      mesh: of the model; None: the mesh that is set, or the default device.
       is_trained: whether a gradient is computed, which takes three times as long as a forward pass.
     """
-    flops = FREE_FLOPS.get(target_platform(), FREE_FLOPS_ACCELERATOR)
+    with mesh_context(mesh):
+        flops = FREE_FLOPS.get(target_platform(), FREE_FLOPS_ACCELERATOR)
     return int(flops / (2 * max(1, parameters) * (3 if is_trained else 1)))
 
 

@@ -116,9 +116,13 @@ class Shapes:
     def coarse(self, free: int) -> Shapes:
         """Returns the shapes without those that save no time over the next larger one.
 
+        With `decode_rows` all stay, because the sizes of slots have their own lower limits.
+
         Args:
           free: prompt tokens per device that take negligible time, see `runtime.free_work`.
         """
+        if self.decode_rows:
+            return self
         lengths, sizes = [self.prompt_lengths[-1]], [self.batch_sizes[-1]]
         for length in reversed(self.prompt_lengths[:-1]):
             next_size, size = (self.max_batch_size(n) for n in (lengths[0], length))

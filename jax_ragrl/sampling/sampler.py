@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
-from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, mesh_of
+from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Samples, check_stride
@@ -168,8 +168,7 @@ def sampler_programs(
 
 def _coarse(shapes: Shapes, model: SplitModel) -> Shapes:
     """Returns the shapes that are worth a program on the devices of the model."""
-    with mesh_context(mesh_of(model.params)):
-        return shapes.coarse(free_tokens(count_elements(model)))
+    return shapes.coarse(free_tokens(count_elements(model), mesh_of(model.params)))
 
 
 def _by_job(draws: Sequence[Draw], rows: Sequence[Row], width: int) -> dict[int, list[Row]]:
