@@ -37,6 +37,9 @@ from jax_ragrl.runtime.mappings import MAPPINGS  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Most tests compile longer than they compute; runs in processes that tests start do not.
+UNOPTIMIZED = "jax_disable_most_optimizations"
+jax.config.update(UNOPTIMIZED, True)
 # For the entire process: `with jax.transfer_guard(...)` holds in one thread only, and a rollout
 # overlaps its effects in others.
 jax.config.update("jax_transfer_guard_device_to_device", "disallow")
@@ -58,6 +61,14 @@ def programs_of_one_file() -> Iterator[None]:
     yield
     if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MAX_MAPPINGS:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimization(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Optimizes the programs of a file that is marked `optimized`, as those of a run are."""
+    jax.config.update(UNOPTIMIZED, request.node.get_closest_marker("optimized") is None)
+    yield
+    jax.config.update(UNOPTIMIZED, True)
 
 
 @pytest.fixture

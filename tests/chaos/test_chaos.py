@@ -15,6 +15,7 @@ from jax_ragrl.learner.checkpoint import Checkpoints
 from tests.chaos import damages, kills, limited_disk, servers
 from tests.chaos.runs import Outcome, Variant, call, digest, train_command
 
+pytestmark = pytest.mark.optimized
 # One damage per kind of file.
 DAMAGES = (
     "largest:checkpoints/4/state: bit flipped",

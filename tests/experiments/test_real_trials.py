@@ -21,6 +21,7 @@ from jax_ragrl.runtime.memory import peak_bytes, reset_peak
 from jax_ragrl.types import Passage, Question
 from tests import smollm2_shape
 
+pytestmark = pytest.mark.optimized
 SYSTEMS = ("c3po", "coda", "mao_arag", "opera", "search_r1")
 # One shape of each kind, since the path is tested and each shape costs a compilation.
 SMALL = {
