@@ -39,13 +39,14 @@ from jax_ragrl.sampling.jobs import Shapes
 from jax_ragrl.types import Hits, Question
 
 BATCH = 32  # queries per search
-HYBRID = {"kind": "pipeline", "retrievers": ("bm25", "minilm"), "fuse": "rrf", "candidates": 100}
+MINILM = {"kind": "exact", "encoder": "minilm"}
+HYBRID = {"kind": "pipeline", "retrievers": ("bm25", MINILM), "fuse": "rrf", "candidates": 100}
 RERANK = "hybrid+rerank"
 # The config section `index` of each retriever.
 SECTIONS: dict[str, dict[str, Any]] = {
     "hashed": {"kind": "exact", "encoder": "hashed"},
     "bm25": {"kind": "bm25"},
-    "minilm": {"kind": "exact", "encoder": "minilm"},
+    "minilm": MINILM,
     "hybrid": {**HYBRID, "rerank": ""},
     RERANK: HYBRID,  # with the reranker that `sections` is given
 }
@@ -270,17 +271,23 @@ def _cell(
     llm: LoadLLM | None,
 ) -> dict[str, Any]:
     """Measures one retriever on one set; any failure is an error of this cell alone."""
-    # A reranker has no index: the pipelines with and without one share a folder.
-    folder = workdir / "indexes" / gold_set.corpus.fingerprint / name.removesuffix("+rerank")
+    folder = workdir / "indexes" / gold_set.corpus.fingerprint
     try:
         start = time.perf_counter()
-        retriever = retriever_from(gold_set.corpus, section, folder, llm)
+        retriever = retriever_from(gold_set.corpus, _as_pipeline(section), folder, llm)
         build_s = round(time.perf_counter() - start, 2)
         return {"build_s": build_s} | measure(retriever, gold_set.questions)
     except Exception as error:  # any error: the other cells must not be lost
         message = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"ragrl: {gold_set.name}, {name}: {message}", file=sys.stderr)
         return {"error": message}
+
+
+def _as_pipeline(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Makes a retriever a pipeline, whose indexes have folders that other pipelines share."""
+    if section["kind"] == "pipeline":
+        return section
+    return {"kind": "pipeline", "retrievers": (section,)}
 
 
 def measure(retriever: Retriever, questions: Sequence[Question]) -> dict[str, float]:

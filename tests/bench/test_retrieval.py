@@ -49,7 +49,7 @@ def fake(monkeypatch):
     original = retrieval.retriever_from
 
     def open_retriever(corpus, section, workdir, llm):
-        if section["kind"] == "fake":
+        if section["retrievers"][0] == SECTIONS["fake"]:
             return Reversed(corpus)
         return original(corpus, section, workdir, llm)
 
@@ -91,6 +91,14 @@ def test_finished_cells_are_not_measured_again_unless_the_questions_change(
     assert capsys.readouterr().out == first and Reversed.calls == calls
     assert bench(folder, tmp_path, *options, "--limit", "3") == 0
     assert Reversed.calls > calls and capsys.readouterr().out != first
+
+
+def test_a_corpus_is_embedded_once_for_all_retrievers(folder, tmp_path, monkeypatch):
+    parts = ("bm25", SECTIONS["hashed"])
+    monkeypatch.setitem(SECTIONS, "hybrid", SECTIONS["hybrid"] | {"retrievers": parts})
+    assert bench(folder, tmp_path, "--retrievers", "hashed,hybrid") == 0
+    (corpus,) = (tmp_path / "work" / "indexes").iterdir()
+    assert {path.parent.name for path in corpus.rglob("index.json")} == {"exact-hashed", "bm25"}
 
 
 def test_other_gold_passages_are_another_set(folder, tmp_path):
