@@ -37,7 +37,8 @@ from jax_ragrl.runtime.mappings import MAPPINGS  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Most tests compile longer than they compute; runs in processes that tests start do not.
+# Most tests compile longer than they compute. Processes that tests start do not read this setting:
+# they are whole runs, which do not.
 UNOPTIMIZED = "jax_disable_most_optimizations"
 jax.config.update(UNOPTIMIZED, True)
 # For the entire process: `with jax.transfer_guard(...)` holds in one thread only, and a rollout
@@ -63,12 +64,9 @@ def programs_of_one_file() -> Iterator[None]:
         jax.clear_caches()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def optimization(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Optimizes the programs of a file that is marked `optimized`, as those of a run are."""
-    jax.config.update(UNOPTIMIZED, request.node.get_closest_marker("optimized") is None)
-    yield
-    jax.config.update(UNOPTIMIZED, True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Optimizes the programs of tests that are marked `optimized`; fixtures are made later."""
+    jax.config.update(UNOPTIMIZED, item.get_closest_marker("optimized") is None)
 
 
 @pytest.fixture

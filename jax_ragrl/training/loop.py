@@ -52,6 +52,7 @@ from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.runtime.multihost import on_process_zero
+from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -442,6 +443,7 @@ def _open_log(
     job: Job, workdir: pathlib.Path, start: int
 ) -> contextlib.AbstractContextManager[Log | NoOpLog]:
     on_process_zero(lambda: _check_records(job, workdir, start))
+    take_counts()  # what servers did before the run is no metric of its first step
     return contextlib.closing(open_log(workdir, start, job.run.steps, job.run.projects))
 
 

@@ -113,6 +113,7 @@ def test_a_small_config_has_one_shape(name: str):
     assert len(job.packing.row_lengths) == 1
 
 
+@pytest.mark.optimized
 @pytest.mark.slow
 def test_a_soak_of_a_few_steps_continues_and_is_flat(tmp_path, capsys):
     """The commands of the documentation, with fewer steps; the second one continues the first."""

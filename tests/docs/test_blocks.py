@@ -140,10 +140,10 @@ def test_inline_overrides_name_keys_that_exist(page: pathlib.Path):
 
 def scripts() -> list:
     """The pages with Python blocks; those with a slow block are for a slow test."""
-    params = []
+    params, slow_marks = [], [pytest.mark.slow, pytest.mark.optimized]
     for page in PAGES:
         markers = [block.marker for block in blocks(page, PYTHON)]
-        slow = [pytest.mark.slow] if any(m.startswith("slow: ") for m in markers) else []
+        slow = slow_marks if any(m.startswith("slow: ") for m in markers) else []
         if markers:
             params.append(pytest.param(page, marks=slow, id=relative(page)))
     return params

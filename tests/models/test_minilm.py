@@ -9,12 +9,8 @@ import pytest
 from jax_ragrl.corpus.passages import load_corpus, passage_text
 from jax_ragrl.models import encoder
 
+pytestmark = pytest.mark.optimized
 EXPECTED = json.loads((pathlib.Path(__file__).parent / "minilm.json").read_text())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def unoptimized():
-    """The tests here compute more than they compile, so XLA optimizes their programs."""
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,8 @@ from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 NEW_TOKENS = 32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def unoptimized():
-    """These compute more than they compile."""
 
 
 @pytest.fixture(scope="module")

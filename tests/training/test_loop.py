@@ -22,6 +22,7 @@ from jax_ragrl.run import inference
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.components import build_components
 from jax_ragrl.run.config import load_job
+from jax_ragrl.runtime import servers
 from jax_ragrl.training import loop
 from tests.tiny import policy, tokenizer
 
@@ -144,3 +145,10 @@ def test_the_loss_of_preference_pairs_has_no_gradients_by_role():
     override = "--config.run.role_gradients_every=2"
     with pytest.raises(UserError, match="the loss of preference pairs is not a sum over roles"):
         load_job(load_config(CONFIGS / "tiny" / "rag_ddr.py", [override]))
+
+
+def test_what_servers_did_before_a_run_is_no_metric_of_its_first_step(tmp_path: pathlib.Path):
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    servers.COUNTS["server_retries"] += 1
+    with loop._open_log(job, tmp_path, start=0):
+        assert servers.take_counts() == {}
