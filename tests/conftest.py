@@ -37,10 +37,6 @@ from jax_ragrl.runtime.mappings import MAPPINGS  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Most tests compile longer than they compute. Processes that tests start do not read this setting:
-# they are whole runs, which do not.
-UNOPTIMIZED = "jax_disable_most_optimizations"
-jax.config.update(UNOPTIMIZED, True)
 # For the entire process: `with jax.transfer_guard(...)` holds in one thread only, and a rollout
 # overlaps its effects in others.
 jax.config.update("jax_transfer_guard_device_to_device", "disallow")
@@ -65,8 +61,13 @@ def programs_of_one_file() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Optimizes the programs of tests that are marked `optimized`; fixtures are made later."""
-    jax.config.update(UNOPTIMIZED, item.get_closest_marker("optimized") is None)
+    """Optimizes the programs of tests that are marked `optimized`, and of their fixtures.
+
+    The other tests compile longer than they compute. Processes that tests start are whole runs,
+    which compute longer, and do not read this setting.
+    """
+    is_optimized = item.get_closest_marker("optimized") is not None
+    jax.config.update("jax_disable_most_optimizations", not is_optimized)
 
 
 @pytest.fixture

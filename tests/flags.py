@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Tests compile longer than they compute. Without the fusion emitters and in one part, a program
-# compiles in less than half the CPU time. XLA ignores an extra option that it does not know.
+# Without the fusion emitters and in one part, a program compiles in less than half the CPU time.
+# XLA ignores an extra option that it does not know. Most tests optimize less still: `conftest.py`.
 FAST_COMPILATION = (
     "--xla_backend_optimization_level=1",
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
