@@ -68,12 +68,7 @@ CLAIMS = (
         },
         "pairs": (
             *(
-                {
-                    "first": "router",
-                    "second": f"always {name}",
-                    "kind": "not lower",
-                    "margin": 2.0,
-                }
+                {"first": "router", "second": f"always {name}", "kind": "not lower"}
                 for name in STRATEGIES
             ),
             {"first": "always Planning", "second": "router", "metric": "retrieval_calls"},

@@ -82,7 +82,6 @@ CLAIMS = (
                 "first": "hierarchy",
                 "second": "single agent",
                 "kind": "not lower",
-                "margin": 2.0,
                 "among": "hops=1",
             },
             {"first": "hierarchy", "second": "single agent", "among": "hops=2"},

@@ -29,6 +29,8 @@ def modules(names: str) -> dict:
     return {f"{names} trained": arm(change), f"{names} untrained": arm(change, "run.steps=0")}
 
 
+NO_SELECTOR = "recipe.system.modules=QR+G"
+
 CLAIMS = (
     {
         "number": 7,
@@ -61,18 +63,19 @@ CLAIMS = (
         "number": 9,
         "statement": "The penalties of roles reduce malformed actions without lowering F1.",
         "source": "section 3; the paper has no run without penalties",
+        # Without a selector, after which hardly any action is malformed: the untrained generator
+        # declines one question in nine.
         "arms": {
-            "penalties": arm(),
-            "no penalties": arm(*(f"recipe.penalties.{role}=0.0" for role in ROLES)),
+            "penalties": arm(NO_SELECTOR),
+            "no penalties": arm(NO_SELECTOR, *(f"recipe.penalties.{role}=0.0" for role in ROLES)),
         },
         "pairs": (
-            {"first": "no penalties", "second": "penalties", "metric": "malformed"},
             {
                 "first": "penalties",
                 "second": "no penalties",
-                "kind": "not lower",
-                "margin": 2.0,
+                "metric": "training:valid_frac/generator",
             },
+            {"first": "penalties", "second": "no penalties", "kind": "not lower"},
         ),
         "missing": "too long answers are no malformed actions here",
     },

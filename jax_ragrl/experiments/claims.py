@@ -29,7 +29,7 @@ from jax_ragrl.experiments.arms import (
     training_cell,
 )
 from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair
-from jax_ragrl.experiments.measures import title_of
+from jax_ragrl.experiments.measures import is_in_points, title_of
 from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
 from jax_ragrl.experiments.pairs import decide as decide_pair
 from jax_ragrl.experiments.seeds import markdown
@@ -39,6 +39,7 @@ from jax_ragrl.runtime.revision import device_name, revision
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "across")  # files in configs/claims
 OPEN = "open"
+MARGIN = 2.0  # points: a smaller difference counts as none, unless a pair gives another margin
 COLUMNS = ("#", "claim", "evidence", "difference, 95 %", "could be seen", "verdict")
 
 
@@ -89,19 +90,24 @@ def _claim(values: Mapping[str, Any]) -> Claim:
         for name, arm in values.get("arms", {}).items()
     }
     pairs = tuple(
-        build(Pair, _pair_values(pair) | {"metric": pair.get("metric", metric)}, f"{place}: pairs")
-        for pair in map(_pair_values, values.get("pairs", ()))
+        build(Pair, _pair_values(pair, metric), f"{place}: pairs")
+        for pair in values.get("pairs", ())
     )
     fields = {name: value for name, value in values.items() if name != "metric"}
     return build(Claim, {**fields, "arms": arms, "pairs": pairs}, place)
 
 
-def _pair_values(pair: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a pair, which may be just the names of the higher and the lower arm."""
-    if isinstance(pair, Mapping):
-        return dict(pair)
-    first, second = pair
-    return {"first": first, "second": second}
+def _pair_values(pair: Mapping[str, Any] | Sequence[str], metric: str) -> dict[str, Any]:
+    """Returns the fields of a pair, which may be just the names of the higher and the lower arm.
+
+    Args:
+      pair: the pair in a file of claims.
+      metric: the metric of a pair that names none.
+    """
+    names = ("first", "second")
+    own = pair if isinstance(pair, Mapping) else dict(zip(names, pair, strict=True))
+    fields = {"metric": metric, **own}
+    return {"margin": MARGIN if is_in_points(fields["metric"]) else 0.0, **fields}
 
 
 def experiment_of(claim: Claim, seeds: Sequence[int], world: int) -> Experiment:

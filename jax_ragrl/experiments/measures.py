@@ -79,6 +79,18 @@ def is_of_training(measure: str) -> bool:
     return measure.startswith(TRAINING)
 
 
+def is_in_points(measure: str) -> bool:
+    """Returns whether a measure is a score, a share of questions or a fraction of a training."""
+    if is_of_training(measure):
+        return _is_fraction(measure.removeprefix(TRAINING))
+    return measure in METRIC_NAMES or measure.partition("=")[0] in (STRATEGY, MISTAKE)
+
+
+def _is_fraction(metric: str) -> bool:
+    entry = metric_of(metric)
+    return entry is not None and entry.unit == "fraction"
+
+
 def title_of(measure: str) -> str:
     """Returns the name of a measure for a table."""
     return METRIC_NAMES.get(measure, measure)
@@ -124,9 +136,7 @@ def _of_training(row: Mapping[str, Any], metric: str) -> np.ndarray:
             f"{', '.join(sorted(means)[:5]) or 'none of this arm, which shares a training'}"
         )
     # Differences are rounded to hundredths, which would hide differences of fractions.
-    entry = metric_of(metric)
-    is_fraction = entry is not None and entry.unit == "fraction"
-    return np.array([means[metric] * (100 if is_fraction else 1)])
+    return np.array([means[metric] * (100 if _is_fraction(metric) else 1)])
 
 
 def question_mask(row: Mapping[str, Any], among: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,9 @@ class Pair:
       metric: the measure of both arms, see `measures`.
       kind: `higher`: the first arm is higher; `not lower`: it is lower by less than `margin`;
         `differs`: it is higher or lower.
-      margin: in the unit of the metric. Arms that are claimed to differ count as equal
-        if the interval is between `-margin` and `margin`.
+      margin: in the unit of the metric. A smaller difference counts as none: if the whole interval
+        is between `-margin` and `margin`, the arms do not differ; if it is below `margin`, the
+        first arm is not higher. 0: no difference is too small.
       among: the questions that count, `hops=1,2` or `kind=NAME`; empty: all.
       second_metric: the metric of the second arm, if it is another one.
     """
@@ -70,7 +72,7 @@ def decide(pair: Pair, comparison: Mapping[str, Any]) -> str:
 
     Returns:
       `HOLDS`, `FAILS` or `UNDECIDED`. Arms that differ in the other direction contradict a claim
-      that has a direction; arms that are equal within the margin contradict that they differ.
+      that has a direction; a difference below the margin contradicts a claim that there is one.
     """
     low, high = comparison["ci95"]
     above, below = low > pair.boundary, high < pair.boundary
@@ -78,5 +80,6 @@ def decide(pair: Pair, comparison: Mapping[str, Any]) -> str:
         return HOLDS if above or pair.kind == DIFFERS else FAILS
     # Two one-sided tests (Schuirmann 1987), stricter here: the interval has 95 %, not 90 %.
     # An interval without width says nothing about the error of the difference.
-    is_equal = pair.kind == DIFFERS and -pair.margin < low < high < pair.margin
-    return FAILS if is_equal else UNDECIDED
+    lowest = -pair.margin if pair.kind == DIFFERS else -math.inf
+    is_none = pair.kind != NOT_LOWER and pair.margin > 0 and lowest < low < high < pair.margin
+    return FAILS if is_none else UNDECIDED

@@ -145,11 +145,23 @@ def test_one_reversed_pair_is_enough_to_contradict_a_claim():
         (Pair("new", "old", kind=DIFFERS, margin=2.0), 0.48, HOLDS),
         (Pair("new", "old", kind=DIFFERS, margin=2.0), 0.5, FAILS),
         (Pair("new", "old", kind=DIFFERS), 0.5, UNDECIDED),
+        (Pair("new", "old", margin=2.0), 0.52, HOLDS),
+        (Pair("new", "old", margin=2.0), 0.5, FAILS),
+        (Pair("new", "old", margin=0.1), 0.5, UNDECIDED),
+        (Pair("new", "old"), 0.5, UNDECIDED),
     ],
 )
 def test_margins_decide_what_is_not_lower_and_what_is_equal(pair, first, expected):
     (result,) = decide(claim(pairs=(pair,)), rows_of(first, 0.5))["pairs"]
     assert result["verdict"] == expected and result["ci95"][0] < result["ci95"][1]
+
+
+def test_two_points_count_as_none_unless_a_pair_says_otherwise():
+    margins = {(c.number, pair.metric): pair.margin for c in CLAIMS for pair in c.pairs}
+    assert margins[1, "cover_em"] == margins[5, "strategy=Planning"] == 2.0
+    assert margins[22, "training:valid_frac/planner"] == 2.0
+    assert margins[18, "llm_completion_tokens"] == 0.0
+    assert load_claims()[11].pairs[0].margin == 5.0  # the hierarchy with more passages
 
 
 def test_results_of_earlier_calls_are_kept(tmp_path, monkeypatch):
