@@ -5,12 +5,13 @@ ragrl reproduce --claims 7-11
 
 from ml_collections import ConfigDict
 
+MMOA_RAG = "configs/tiny/mmoa_rag.py"
 ROLES = ("rewriter", "selector", "generator")
 
 
 def arm(*overrides: str) -> dict:
     return {
-        "config": "configs/tiny/mmoa_rag.py",
+        "config": MMOA_RAG,
         "overrides": overrides,
         "warm_up": "configs/tiny/warmup_mmoa_rag.py",
     }
@@ -28,8 +29,6 @@ def modules(names: str) -> dict:
     change = f"recipe.system.modules={names}"
     return {f"{names} trained": arm(change), f"{names} untrained": arm(change, "run.steps=0")}
 
-
-NO_SELECTOR = "recipe.system.modules=QR+G"
 
 CLAIMS = (
     {
@@ -63,18 +62,17 @@ CLAIMS = (
         "number": 9,
         "statement": "The penalties of roles reduce malformed actions without lowering F1.",
         "source": "section 3; the paper has no run without penalties",
-        # Without a selector, after which hardly any action is malformed: the untrained generator
-        # declines one question in nine.
+        # The shipped policy was not taught the roles' formats. After the warm start hardly any
+        # action is malformed, and the penalties have nothing to reduce.
         "arms": {
-            "penalties": arm(NO_SELECTOR),
-            "no penalties": arm(NO_SELECTOR, *(f"recipe.penalties.{role}=0.0" for role in ROLES)),
+            "penalties": {"config": MMOA_RAG},
+            "no penalties": {
+                "config": MMOA_RAG,
+                "overrides": tuple(f"recipe.penalties.{role}=0.0" for role in ROLES),
+            },
         },
         "pairs": (
-            {
-                "first": "penalties",
-                "second": "no penalties",
-                "metric": "training:valid_frac/generator",
-            },
+            {"first": "no penalties", "second": "penalties", "metric": "malformed"},
             {"first": "penalties", "second": "no penalties", "kind": "not lower"},
         ),
         "missing": "too long answers are no malformed actions here",
