@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +79,5 @@ def decide(pair: Pair, comparison: Mapping[str, Any]) -> str:
         return HOLDS if above or pair.kind == DIFFERS else FAILS
     # Two one-sided tests (Schuirmann 1987), stricter here: the interval has 95 %, not 90 %.
     # An interval without width says nothing about the error of the difference.
-    lowest = -pair.margin if pair.kind == DIFFERS else -math.inf
-    is_none = pair.kind != NOT_LOWER and pair.margin > 0 and lowest < low < high < pair.margin
-    return FAILS if is_none else UNDECIDED
+    is_small = low < high < pair.margin and (pair.kind == HIGHER or -pair.margin < low)
+    return FAILS if is_small and pair.margin > 0 and pair.kind != NOT_LOWER else UNDECIDED
