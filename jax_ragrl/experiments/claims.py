@@ -132,7 +132,7 @@ def decide(claim: Claim, rows: Mapping[Cell, Mapping[str, Any]]) -> dict[str, An
     Returns:
       `verdict`, and `pairs`: the comparison of each one, see `comparison.compare_pair`, with its
       `text` and `verdict`. A claim holds if every pair does, and does not hold if one does not; the
-      p-values are adjust_for_family for all pairs.
+      p-values are adjusted for the family of all pairs.
     """
     keys = {name: arm_key(arm) for name, arm in claim.arms.items()}
 
