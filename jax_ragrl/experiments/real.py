@@ -13,13 +13,10 @@ The last stage is the honest alternative to reinforcement learning. Every stage 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
-
-import jax
 
 from jax_ragrl.experiments.experiment import (
     headline_metric,
@@ -43,6 +40,7 @@ from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
+from jax_ragrl.runtime.host_memory import free_memory
 from jax_ragrl.runtime.jsonl import read_rows, write_json
 from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
@@ -163,14 +161,8 @@ def _trained_on(run: WarmStart, demos: pathlib.Path, out: pathlib.Path) -> pathl
     if not (out / "checkpoint").exists():
         data = dataclasses.replace(run.data, demos=str(demos))
         warm_start(dataclasses.replace(run, data=data), out)
+        free_memory()
     return out / "checkpoint"
-
-
-def free_memory() -> None:
-    """Releases the models and programs of the stages that have ended."""
-    # Arrays may be part of reference cycles, and programs keep constants and their own buffers.
-    gc.collect()
-    jax.clear_caches()
 
 
 def equal_time_steps(workdir: pathlib.Path) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import jax
 import tqdm
 
+from jax_ragrl.runtime.host_memory import return_free_memory
 from jax_ragrl.runtime.mappings import free_programs_at_limit
 from jax_ragrl.runtime.multihost import is_process_zero
 
@@ -59,6 +60,8 @@ def report_compiling(program: str) -> Iterator[None]:
         seconds = compile_seconds() - before
         if seconds:
             free_programs_at_limit()
+        if seconds >= MIN_REPORTED_S:
+            return_free_memory()
         # Hosts compile the same programs, and a line of each would be noise.
         if seconds >= MIN_REPORTED_S and is_process_zero():
             # Through `tqdm`, so that the line does not break a progress bar.

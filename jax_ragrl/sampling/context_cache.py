@@ -217,8 +217,9 @@ def _chunks(
 def _chunk_count(contexts: int, length: int, shapes: Shapes) -> int:
     """Returns how many contexts the next program takes, padding included."""
     # A program reads all weights, which costs as much as some tokens.
-    sizes = _chunk_sizes(length, shapes)
-    return divide(contexts, sizes, lambda n: decode_floor() + n * length)[0]
+    costs = {n: decode_floor() + n * length for n in _chunk_sizes(length, shapes)}
+    _, batches = divide([length] * contexts, {length: costs})
+    return max(size for *_, size in batches)
 
 
 def _chunk_sizes(length: int, shapes: Shapes) -> list[int]:

@@ -1,18 +1,19 @@
 """Groups sampling jobs into batches: equal prompts become one prompt, and padding is kept small.
 
 A job is a prompt with a seed. Jobs that differ in nothing but the seed share one prompt, whose rows
-then have the keys of all of these jobs: it is prefilled once. Among all ways to divide the prompts
-into batches of the static sizes, the cheapest by this count of tokens per device is taken:
+then have the keys of all of these jobs: it is prefilled once. Among all ways to divide the prompts,
+in the order of their lengths, into batches of the static sizes, the cheapest by this count of
+tokens per device is taken:
 
   cost = sum over batches of  size * length + limit * max(rows, MIN_DECODE_ROWS)
 
-`size` and `rows` include padding; the second term is the decoding of `limit` tokens per row.
+`size`, `length` and `rows` include padding; the second term is the decoding of `limit` tokens per
+row. A short prompt may take a place that would otherwise be empty in a batch of longer ones.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ class Chunk(NamedTuple):
 def batch_jobs(
     jobs: Sequence[SamplingJob], width: int, shapes: Shapes, devices: int = 1
 ) -> list[Chunk]:
-    """Groups jobs that can share a batch: equal padded length, grammar and stop strings.
+    """Groups jobs that can share a batch: equal grammar and stop strings.
 
     Args:
       jobs: the jobs to group.
@@ -68,18 +69,25 @@ def batch_jobs(
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
-        length = shapes.bucket_length(len(job.ids))
-        if length is None:
-            longest = shapes.prompt_lengths[-1]
-            raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
-        key = (length, job.allowed_token_regex, job.stop_strings, job.action_regex)
+        key = (job.allowed_token_regex, job.stop_strings, job.action_regex)
         groups.setdefault(key, []).append(i)
     chunks: list[Chunk] = []
     for key in sorted(groups):
         limit = max(jobs[i].limit for i in groups[key])
         draws = draws_by_prompt(jobs, groups[key])
-        chunks += _cheapest(draws, key[0], limit, width, shapes, devices)
+        prompts = [(_padded(jobs[prompt[0][0]], shapes), prompt) for prompt in draws]
+        prompts.sort(key=lambda prompt: prompt[0])
+        chunks += _cheapest(prompts, limit, width, shapes, devices)
     return chunks
+
+
+def _padded(job: SamplingJob, shapes: Shapes) -> int:
+    """Returns the padded length of a prompt."""
+    length = shapes.bucket_length(len(job.ids))
+    if length is None:
+        longest = shapes.prompt_lengths[-1]
+        raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
+    return length
 
 
 def draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
@@ -93,27 +101,36 @@ def draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list
 
 
 def _cheapest(
-    prompts: Sequence[list[Draw]],
-    length: int,
+    prompts: Sequence[tuple[int, list[Draw]]],
     limit: int,
     width: int,
     shapes: Shapes,
     devices: int,
 ) -> list[Chunk]:
-    """Returns the chunks of least cost; with equal cost, those with fewer copies per prompt."""
+    """Returns the chunks of least cost; with equal cost, those with fewer copies per prompt.
+
+    `prompts` are padded lengths, ascending, with the draws of each prompt.
+    """
     floor = decode_floor() * devices
     options = []
-    for copies in shapes.copies_up_to(max(map(len, prompts))):
-        if not (sizes := shapes.batch_sizes_for(length, devices, copies)):
+    for copies in shapes.copies_up_to(max(len(draws) for _, draws in prompts)):
+        if not shapes.batch_sizes_for(prompts[-1][0], devices, copies):
             break
-
-        def cost(size: int, rows: int = copies * width) -> int:
-            return size * length + limit * max(size * rows, floor)
-
-        parts = [p[i : i + copies] for p in prompts for i in range(0, len(p), copies)]
-        batches = divide(len(parts), sizes, cost)
-        chunks = _take(parts, [Chunk([], length, size, copies) for size in batches])
-        options.append((sum(map(cost, batches)), copies, chunks))
+        parts = [(n, p[i : i + copies]) for n, p in prompts for i in range(0, len(p), copies)]
+        lengths = [length for length, _ in parts]
+        costs = {
+            length: {
+                size: size * length + limit * max(size * copies * width, floor)
+                for size in shapes.batch_sizes_for(length, devices, copies)
+            }
+            for length in {*lengths}
+        }
+        cost, batches = divide(lengths, costs)
+        chunks = [
+            Chunk([draws for _, draws in parts[start:end]], lengths[end - 1], size, copies)
+            for start, end, size in batches
+        ]
+        options.append((cost, copies, chunks))
     return min(options)[2]
 
 
@@ -127,27 +144,30 @@ def fewest_rows() -> int:
     return FEWEST_ROWS.get(target_platform(), FEWEST_ROWS_ACCELERATOR)
 
 
-def _take(parts: Sequence[list[Draw]], chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Fills chunks with prompts in order."""
-    rest = iter(parts)
-    return [chunk._replace(prompts=list(itertools.islice(rest, chunk.size))) for chunk in chunks]
-
-
-def divide(count: int, sizes: Sequence[int], cost: Callable[[int], int]) -> list[int]:
-    """Returns the cheapest batch sizes that together hold a number of prompts, descending.
+def divide(
+    lengths: Sequence[int], costs: Mapping[int, Mapping[int, int]]
+) -> tuple[int, list[tuple[int, int, int]]]:
+    """Divides prompts into the cheapest batches; only the first batch may have empty places.
 
     Args:
-      count: the number of prompts.
-      sizes: the possible sizes, ascending.
-      cost: the cost of a batch of a size, which grows less than in proportion to it.
+      lengths: the padded lengths of the prompts, ascending.
+      costs: by padded length and possible size, the cost of a batch; a batch is as long as its
+        longest prompt.
+
+    Returns:
+      The cost of all batches, and of each, in order, the first prompt, the end and the size.
     """
-    # The largest size has the least cost per prompt, so only the rest is a choice.
-    full = max(0, count // sizes[-1] - 1)
-    best: list[tuple[int, int, list[int]]] = [(0, 0, [])]  # cost, number of batches, their sizes
-    for n in range(1, count - full * sizes[-1] + 1):
-        rests = ((size, best[max(0, n - size)]) for size in sizes)
-        best.append(min((cost(s) + rest[0], 1 + rest[1], [s, *rest[2]]) for s, rest in rests))
-    return sorted([sizes[-1]] * full + best[-1][2], reverse=True)
+    # The cheapest batches of the first prompts: their cost, their number and the size of the last.
+    best = [(0, 0, 0)]
+    for end, length in enumerate(lengths, 1):
+        before = ((best[max(0, end - size)], size, cost) for size, cost in costs[length].items())
+        best.append(min((b[0] + cost, b[1] + 1, size) for b, size, cost in before))
+    batches, end = [], len(lengths)
+    while end:
+        size = best[end][2]
+        batches.append((max(0, end - size), end, size))
+        end = batches[-1][0]
+    return best[-1][0], batches[::-1]
 
 
 def pad_prompts(

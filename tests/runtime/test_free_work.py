@@ -62,7 +62,7 @@ def test_a_layout_has_one_shape_if_the_time_of_its_batches_is_negligible(free, e
 
 
 def test_a_sampler_with_fewer_programs_samples_the_same_tokens(like_an_accelerator):
-    jobs = jobs_of([5, 16, 17, 31, 60])
+    jobs = jobs_of([5, 16] * 4 + [17, 31] + [60] * 2)
     chunks = batch_jobs(jobs, 2, SHAPES)
     assert {chunk.length for chunk in chunks} == {16, 32, 64}
     model = split_policy()

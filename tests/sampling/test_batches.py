@@ -150,7 +150,7 @@ def test_one_batch_at_a_time_keeps_its_cache(slots, in_flight, monkeypatch):
     shapes = dataclasses.replace(SHAPES, initial_cache_size=slots)
     finish = start_jobs(split_policy(), PLAIN_TOKENIZER, jobs_of([30] * 11), 1, shapes)
     assert len(starts) == in_flight
-    assert [row.ids for rows in finish() for row in rows] == [(i // 4,) for i in range(11)]
+    assert [row.ids for rows in finish() for row in rows] == [((i + 1) // 4,) for i in range(11)]
     assert starts == ([0, 1, 2] if in_flight == 1 else [0, 0, 0]) and ends == [0, 1, 2]
 
 

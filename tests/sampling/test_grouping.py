@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -150,13 +151,64 @@ def test_a_batch_with_copies_has_no_more_rows_than_the_largest_batch():
     assert {c.copies for c in chunks} == {16} and sum(len(c.prompts) for c in chunks) == 63
 
 
+def sizes_of(count: int, cost) -> list[int]:
+    """The sizes of the batches of prompts of one length."""
+    _, batches = divide([8] * count, {8: {size: cost(size) for size in (1, 4, 16)}})
+    return [size for *_, size in batches]
+
+
 def test_batches_are_divided_at_the_least_cost():
-    sizes, cost = (1, 4, 16), lambda size: 12 + size
-    assert divide(0, sizes, cost) == []
-    assert divide(5, sizes, cost) == [16]  # one batch of 28 costs less than 16 + 13
-    assert divide(5, sizes, lambda size: 2 + size) == [4, 1]
-    assert divide(39, sizes, cost) == [16, 16, 16]
-    assert [sum(divide(n, sizes, cost)) >= n for n in range(60)] == [True] * 60
+    def cost(size: int) -> int:
+        return 12 + size
+
+    assert sizes_of(0, cost) == []
+    assert sizes_of(5, cost) == [16]  # one batch of 28 costs less than 16 + 13
+    assert sizes_of(5, lambda size: 2 + size) == [4, 1]
+    assert sizes_of(39, cost) == [16, 16, 16]
+    assert [sum(sizes_of(n, cost)) >= n for n in range(60)] == [True] * 60
+
+
+def test_short_prompts_take_the_empty_places_of_longer_ones():
+    """Two prompts of 8 tokens and three of 16 are one batch and one prompt, not three batches."""
+    costs = {length: {size: 4 + size * length for size in (1, 4)} for length in (8, 16)}
+    cost, batches = divide([8, 8, 16, 16, 16], costs)
+    assert batches == [(0, 1, 1), (1, 5, 4)] and cost == 12 + 68
+    lengths = [5, 6, 7, 12, 13, 14]
+    jobs = [SamplingJob((n,) * n, n, 1.0, 1.0, 8) for n in lengths]
+    shapes = Shapes((8, 16), batch_sizes=(2, 4), max_new_tokens=8)
+    chunks = batch_jobs(jobs, 1, shapes)
+    assert [(c.length, c.size, c.prompts) for c in chunks] == [
+        (8, 2, [[(0,)], [(1,)]]),
+        (16, 4, [[(2,)], [(3,)], [(4,)], [(5,)]]),
+    ]
+    samples = sample_jobs(split_policy(), tokenizer(), jobs, 1, shapes)
+    assert_equal_samples(samples, apart(jobs, 1, shapes=shapes))
+
+
+def all_divisions(lengths: list[int]) -> Iterator[list[list[int]]]:
+    """Yields all ways to divide prompts into batches, in any order."""
+    if not lengths:
+        yield []
+        return
+    first, *others = lengths
+    for batches in all_divisions(others):
+        yield [[first], *batches]
+        for i, batch in enumerate(batches):
+            yield [*batches[:i], [first, *batch], *batches[i + 1 :]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_division_costs_less(seed):
+    rng = np.random.default_rng(seed)
+    lengths, overhead = sorted(rng.choice([2, 3, 5], 6).tolist()), int(rng.integers(6))
+    costs = {n: {size: overhead + size * n for size in (1, 2, 4)} for n in (2, 3, 5)}
+
+    def cost(batch: list[int]) -> int:
+        return min((c for n, c in costs[max(batch)].items() if n >= len(batch)), default=10**9)
+
+    least = min(sum(map(cost, batches)) for batches in all_divisions(lengths))
+    total, batches = divide(lengths, costs)
+    assert total == least == sum(cost(lengths[start:end]) for start, end, _ in batches)
 
 
 def test_a_cache_holds_what_is_asked_and_not_more():

@@ -1,0 +1,34 @@
+"""Free memory goes back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import sys
+
+import pytest
+
+from jax_ragrl.runtime.host_memory import return_free_memory
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as numbers:
+        return int(numbers.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_free_blocks_between_used_ones_are_returned():
+    """The C library returns the free end of its heap, but no block before a used one."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    size, count = 16_384, 8_000
+    blocks = [libc.malloc(size) for _ in range(count)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks[:-1]:
+        libc.free(block)
+    before = resident_bytes()
+    return_free_memory()
+    after = resident_bytes()
+    libc.free(blocks[-1])
+    assert before - after > 0.5 * size * count
