@@ -66,7 +66,8 @@ class Shapes:
     have the sizes 128, 256, 512, 1024, 2048.
 
     Fields:
-      prompt_lengths: bucket sizes of prompts in tokens, ascending.
+      prompt_lengths: bucket sizes of prompts in tokens, ascending. A prompt may be padded to a
+        larger one than it needs, in a batch that has room.
       batch_sizes: bucket sizes of batches in prompts per device, ascending. If several devices
         share a batch, a batch of one bucket size in total is possible too, for few prompts. Equal
         prompts of a batch are computed once, and are then one prompt with several rows; the largest
