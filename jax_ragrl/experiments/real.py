@@ -40,8 +40,8 @@ from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
-from jax_ragrl.runtime.host_memory import free_memory
 from jax_ragrl.runtime.jsonl import read_rows, write_json
+from jax_ragrl.runtime.memory import free_memory
 from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jax_ragrl.config.kinds import Index
@@ -43,7 +42,7 @@ from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
-from jax_ragrl.runtime.memory import peak_bytes, reset_peak
+from jax_ragrl.runtime.memory import free_memory, peak_bytes, reset_peak
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.training.loop import acting_models, train
 from jax_ragrl.types import Question
@@ -116,7 +115,7 @@ def run_real_trials(trials: Sequence[Trial], out: pathlib.Path, demo_questions: 
         ensure_warm_up(functools.partial(make_warm_start, trial, demo_questions), place)
         lines += trial_lines(trial, run_trial(trial, place.folder / "checkpoint", out))
         (out / "trials.md").write_text(markdown(COLUMNS, lines), encoding="utf-8")
-        jax.clear_caches()  # the programs of one system are of no use to the next
+        free_memory()  # the programs of one system are of no use to the next
     return markdown(COLUMNS, lines)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import jax
 import tqdm
 
-from jax_ragrl.runtime.host_memory import return_free_memory
 from jax_ragrl.runtime.mappings import free_programs_at_limit
+from jax_ragrl.runtime.memory import return_free_memory
 from jax_ragrl.runtime.multihost import is_process_zero
 
 COMPILING = "/jax/core/compile/backend_compile_duration"
@@ -62,10 +62,10 @@ def report_compiling(program: str) -> Iterator[None]:
             free_programs_at_limit()
         if seconds >= MIN_REPORTED_S:
             return_free_memory()
-        # Hosts compile the same programs, and a line of each would be noise.
-        if seconds >= MIN_REPORTED_S and is_process_zero():
-            # Through `tqdm`, so that the line does not break a progress bar.
-            tqdm.tqdm.write(f"compiled {program}: {seconds:.1f} s", file=sys.stderr)
+            # Hosts compile the same programs, and a line of each would be noise.
+            if is_process_zero():
+                # Through `tqdm`, so that the line does not break a progress bar.
+                tqdm.tqdm.write(f"compiled {program}: {seconds:.1f} s", file=sys.stderr)
 
 
 def enable_compile_cache(folder: pathlib.Path, *, also_cpu: bool = False) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import resource
 import sys
 
 import pytest
 
-from jax_ragrl.runtime.host_memory import return_free_memory
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as numbers:
-        return int(numbers.read().split()[1]) * resource.getpagesize()
+from jax_ragrl.runtime.memory import return_free_memory
+from jax_ragrl.runtime.usage import usage
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -27,8 +22,8 @@ def test_free_blocks_between_used_ones_are_returned():
         ctypes.memset(block, 1, size)
     for block in blocks[:-1]:
         libc.free(block)
-    before = resident_bytes()
+    before = usage().rss_bytes
     return_free_memory()
-    after = resident_bytes()
+    after = usage().rss_bytes
     libc.free(blocks[-1])
     assert before - after > 0.5 * size * count
