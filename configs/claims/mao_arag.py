@@ -38,20 +38,19 @@ CLAIMS = (
         "statement": "A higher price lowers F1 slowly at first, and to trivial workflows beyond "
         "a threshold.",
         "source": "section 4.4",
+        # The second step of the price is half of the first, and is to cost much more: in the world
+        # with seed 101 the threshold is between its ends.
         "arms": {
             "no price": arm("recipe.costs.alpha=0.0"),
-            "low price": arm(),
-            "high price": arm("recipe.costs.alpha=1.0"),
+            "low price": arm("recipe.costs.alpha=0.2"),
+            "high price": arm("recipe.costs.alpha=0.3"),
         },
         "pairs": (
             kept("low price", "no price"),
-            # Without this pair a price that changes nothing would pass.
-            {"first": "no price", "second": "low price", "metric": "llm_completion_tokens"},
             ("low price", "high price"),
             {"first": "low price", "second": "high price", "metric": "retrieval_calls"},
             {"first": "low price", "second": "high price", "metric": "llm_completion_tokens"},
         ),
-        "missing": "the threshold: between the prices 0.1 and 1.0 there is no arm",
     },
     {
         "number": 19,

@@ -60,7 +60,14 @@ def get_config() -> ConfigDict:
                 "kl": {"where": "terminal", "estimator": "k1", "coefficient": 0.001},
                 "aggregation": "token_mean",
             },
-            "optimizer": {"policy_lr": 8e-4, "value_lr": 1e-3, "epochs": 1, "minibatches": 2},
+            "optimizer": {
+                "policy_lr": 8e-4,
+                # Without a slow rise some seeds end with one search for every question.
+                "warmup_fraction": 0.4,
+                "value_lr": 1e-3,
+                "epochs": 1,
+                "minibatches": 2,
+            },
             "run": {
                 "steps": 18,
                 "questions_per_step": 64,
