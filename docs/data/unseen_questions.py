@@ -1,0 +1,48 @@
+"""Divides `nq:train`, so that 400 of its questions test a schedule that `nq:test` helped to choose.
+
+    python docs/data/unseen_questions.py runs/unseen
+    ragrl trials --configs smollm2 --systems opera --seeds 1 \
+        --config.data.files.train=runs/unseen/train.jsonl \
+        --config.data.files.test=runs/unseen/test.jsonl
+
+The 400 are the last ones that the former trial, with seed 0, neither labeled for its warm start nor
+trained on: no choice of a schedule has seen them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+import sys
+
+from jax_ragrl.corpus.data_path import data_path
+from jax_ragrl.corpus.questions import load_answered, question_batches
+
+TRAIN = data_path("nq:train")
+LABELED, STEPS, QUESTIONS_PER_STEP, TESTED = 300, 32, 8, 400
+
+
+def unseen_ids() -> list[str]:
+    """The ids of the 400 questions, in the order of the file."""
+    questions = load_answered(TRAIN)
+    batches = question_batches(questions, QUESTIONS_PER_STEP, seed=0)
+    trained = {question.id for _ in range(STEPS) for question in next(batches)}
+    seen = trained | {question.id for question in questions[:LABELED]}
+    return [question.id for question in questions if question.id not in seen][-TESTED:]
+
+
+def main(folder: pathlib.Path) -> None:
+    """Writes `train.jsonl` and `test.jsonl` to a folder."""
+    ids = frozenset(unseen_ids())
+    lines = gzip.decompress(TRAIN.read_bytes()).splitlines(keepends=True)
+    parts: dict[str, list[bytes]] = {"train": [], "test": []}
+    for line in lines:
+        parts["test" if json.loads(line)["id"] in ids else "train"].append(line)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in parts.items():
+        (folder / f"{name}.jsonl").write_bytes(b"".join(part))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
