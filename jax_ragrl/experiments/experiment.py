@@ -55,18 +55,10 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     # Before the training: an environment that fails is reported within minutes, not hours.
     before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
     models = acting_models(train(with_first_evaluation(job), components, workdir))
-    runs = evaluations(job, components, models, questions, "trained")
-    after = {row: timed(row, job.recipe.metric, run) for row, run in runs.items()}
-    # Raises before anything is written, so that a repeated call evaluates again.
-    for row, result in after.items():
-        result.check_answered()
-        write_predictions(workdir, row, questions, result)
-    summary = summarize(job, components, before, after, workdir)
+    rows = evaluate_trained(job, components, models, questions, workdir)
+    summary = summarize(job, components, before, rows, workdir)
     summary["wall_s"] = round(time.perf_counter() - start, 1)
-    rows = {name: result_row(result) for name, result in after.items()}
-    # "asked" identifies the questions, so that `ragrl trials --baseline` compares only equal ones.
-    trained_row = {"asked": fingerprint(questions), **rows.pop("trained"), "fixed": rows}
-    on_process_zero(lambda: write_results(workdir, trained_row, summary))
+    on_process_zero(lambda: write_results(workdir, summary))
     return summary
 
 
@@ -108,17 +100,13 @@ def evaluations(
     return {row: evaluation(system) for row, system in systems.items()}
 
 
-def write_results(
-    workdir: pathlib.Path, trained_row: dict[str, Any], summary: dict[str, Any]
-) -> None:
+def write_results(workdir: pathlib.Path, summary: dict[str, Any]) -> None:
     """Writes the results of an experiment.
 
     Args:
       workdir: folder of the run.
-      trained_row: scores of the trained policy, for `trained.json`.
       summary: content of `summary.json`.
     """
-    write_json(workdir / "trained.json", trained_row)
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
 
@@ -152,6 +140,46 @@ def evaluate_baselines(
         rows[name] = result_row(result)
         # After each system, so that an interrupted run repeats one at most.
         on_process_zero(lambda: write_json(file, rows))
+    return rows
+
+
+def evaluate_trained(
+    job: Job,
+    components: Components,
+    models: SamplerModels,
+    questions: tuple[Question, ...],
+    workdir: pathlib.Path,
+) -> dict[str, Any]:
+    """Evaluates the trained policies, or reads their scores when a run resumes.
+
+    Args:
+      job: the job of the run.
+      components: retriever, language models and judge.
+      models: the trained policies, split decoders by name.
+      questions: held-out questions.
+      workdir: folder of the run; gets `trained.json` and the predictions.
+
+    Returns:
+      One row per evaluation, see `evaluations` and `result_row`.
+
+    Raises:
+      UserError: the environment failed on every question.
+    """
+    file = workdir / "trained.json"
+    # "asked" identifies the questions, so that `ragrl trials --baseline` compares only equal ones.
+    key = {"asked": fingerprint(questions), "steps": _steps_taken(job, workdir)}
+    earlier = on_process_zero(lambda: json.loads(file.read_text("utf-8")) if file.exists() else {})
+    if all(earlier.get(name) == value for name, value in key.items()):
+        return {"trained": earlier, **earlier["fixed"]}
+    runs = evaluations(job, components, models, questions, "trained")
+    results = {name: timed(name, job.recipe.metric, run) for name, run in runs.items()}
+    # Raises before anything is written, so that a repeated call evaluates again.
+    for name, result in results.items():
+        result.check_answered()
+        write_predictions(workdir, name, questions, result)
+    rows = {name: result_row(result) for name, result in results.items()}
+    others = {name: row for name, row in rows.items() if name != "trained"}
+    on_process_zero(lambda: write_json(file, {**key, **rows["trained"], "fixed": others}))
     return rows
 
 
@@ -209,7 +237,7 @@ def summarize(
     job: Job,
     components: Components,
     before: dict[str, Any],
-    after: Mapping[str, Result],
+    after: Mapping[str, Any],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
     """The summary of an experiment, as JSON values.
@@ -218,11 +246,11 @@ def summarize(
       job: the job of the run.
       components: models and data of the job.
       before: rows of `evaluate_baselines`.
-      after: results of the trained policy on the same questions, see `evaluations`.
+      after: rows of `evaluate_trained`.
       workdir: folder of the run.
     """
     metric = headline_metric(job, has_judge=components.judge is not None)
-    rows = {name: result_row(result) for name, result in after.items()}
+    rows = dict(after)
     after_row = rows.pop("trained")
     # Gains are paired by question, which removes the variance between questions.
     warm = before["warm_start"]["scores"]

@@ -11,6 +11,7 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.experiments import experiment as quickstart
 from jax_ragrl.experiments.experiment import (
     evaluate_baselines,
+    evaluate_trained,
     evaluations,
     paired_gain,
     result_row,
@@ -142,10 +143,11 @@ def test_the_verdict_of_the_judge_is_the_reported_metric(tmp_path, monkeypatch):
     job = dataclasses.replace(job, run=dataclasses.replace(job.run, fixed_strategies=False))
     before = evaluate_baselines(job, parts, (ANN,), tmp_path / "baselines.json")
     assert judge.num_requests == 2  # one answer of each baseline; only the judge accepts them
-    summary = summarize(job, parts, before, {"trained": warm}, tmp_path)
+    after = {"trained": result_row(warm)}
+    summary = summarize(job, parts, before, after, tmp_path)
     assert summary["metric"] == "judge, percent" and set(summary["accuracy"].values()) == {100.0}
     assert summary["gain"]["mean"] == 0.0
-    alone = summarize(job, parts._replace(judge=None), before, {"trained": warm}, tmp_path)
+    alone = summarize(job, parts._replace(judge=None), before, after, tmp_path)
     assert alone["metric"] == "cover-EM, percent" and set(alone["accuracy"].values()) == {0.0}
 
 
@@ -168,15 +170,37 @@ def test_a_policy_is_evaluated_with_each_strategy_alone(monkeypatch):
     assert list(evaluations(short, parts, {}, (ANN,), "trained")) == ["trained"]
 
 
+def test_a_resumed_run_reads_the_rows_of_its_trained_policy(tmp_path, monkeypatch):
+    """It asks again if the questions or the number of steps are others."""
+    calls, tape = [], Tape({}, replies={"answer": "Ulm"})
+    result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], tape.environment())
+    monkeypatch.setattr(
+        quickstart, "evaluate_models", lambda *inputs: calls.append(inputs) or result
+    )
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    parts = Components({}, None, None, {}, tokenizer(), None)
+    first, again = (evaluate_trained(job, parts, {}, (ANN, BOB), tmp_path) for _ in range(2))
+    assert len(calls) == 4  # the policy as it is, and with each strategy
+    assert set(again) == set(first)
+    assert [again[name]["scores"] for name in first] == [row["scores"] for row in first.values()]
+    evaluate_trained(job, parts, {}, (BOB, ANN), tmp_path)
+    (tmp_path / "checkpoints" / "10").mkdir(parents=True)
+    evaluate_trained(job, parts, {}, (BOB, ANN), tmp_path)
+    assert len(calls) == 12
+
+
 def test_the_headline_gain_is_over_the_best_row_that_needs_no_training(tmp_path):
     """The untrained policy that always plans is right on 2 of 4, the trained one on 3 of 4."""
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
     parts = Components({}, None, StubLLM(), {}, tokenizer(), None)
     always, fixed = "warm_start: always Planning", "trained: always Planning"
     before = {"warm_start": scored(1, 0, 0, 0), always: scored(1, 1, 0, 0)}
-    rows = {name: result_row(result) for name, result in before.items()}
     after = {"trained": scored(1, 1, 1, 0), fixed: scored(1, 1, 1, 0)}
-    summary = summarize(job, parts, rows, after, tmp_path)
+    rows, after_rows = (
+        {name: result_row(result) for name, result in results.items()}
+        for results in (before, after)
+    )
+    summary = summarize(job, parts, rows, after_rows, tmp_path)
     assert (summary["gain"]["over"], summary["gain"]["mean"]) == (always, 25.0)
     assert summary["gain_over_warm_start"]["mean"] == 50.0
     assert (summary["gain_over_fixed"]["over"], summary["gain_over_fixed"]["mean"]) == (fixed, 0.0)
@@ -294,10 +318,10 @@ def test_a_run_that_ended_early_has_the_steps_that_it_took(tmp_path):
     parts = Components({}, None, StubLLM(), {}, tokenizer(), None)
     for name in ("10", "20", "damaged-30"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    before = {"warm_start": result_row(scored(1, 0))}
-    summary = summarize(job, parts, before, {"trained": scored(1, 1)}, tmp_path)
+    before, after = {"warm_start": result_row(scored(1, 0))}, {"trained": result_row(scored(1, 1))}
+    summary = summarize(job, parts, before, after, tmp_path)
     assert summary["steps"] == 20
     assert summary["checkpoint"] == str(tmp_path / "checkpoints" / "20")
     none = dataclasses.replace(job, run=dataclasses.replace(job.run, steps=0))
-    summary = summarize(none, parts, before, {"trained": scored(1, 1)}, tmp_path / "none")
+    summary = summarize(none, parts, before, after, tmp_path / "none")
     assert summary["steps"] == 0 and summary["checkpoint"] == job.policy
