@@ -76,6 +76,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 ADDED: Mapping[str, Any] = {
     "optimizer.epochs": 1,
     "optimizer.minibatches": 1,
+    "optimizer.warmup_fraction": 0.0,
     "prices.dollars_per_million_prompt_tokens": 0.0,
     "prices.dollars_per_million_completion_tokens": 0.0,
     "prices.dollars_per_search": 0.0,

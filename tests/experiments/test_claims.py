@@ -77,18 +77,25 @@ def test_the_arms_of_a_claim_are_valid_configs(number, tmp_path):
             assert load_config(ROOT / file, [])
 
 
+def world_of(experiment, arm, folder) -> dict:
+    """The settings of the world of an arm, but for the knowledge of the reader."""
+    world = cell_values(experiment, Cell(arm_key(arm), 0, 100, 0), folder)["data"]["world"]
+    return {key: value for key, value in world.items() if key != "famous_fraction"}
+
+
 def test_arms_of_a_pair_answer_the_same_questions(tmp_path):
     """Their worlds differ at most in the knowledge of the reader, which changes no question."""
-    free = {"famous_fraction"}
     for one in (c for c in CLAIMS if c.arms):
         experiment = experiment_of(one, (0,), 100)
-        values = [cell_values(experiment, cell, tmp_path) for cell in cells_of(experiment)]
-        worlds = [
-            {k: v for k, v in value["data"]["world"].items() if k not in free} for value in values
-        ]
-        assert all(world == worlds[0] for world in worlds), one.number
-    questions = [generate(100, 60, famous=famous).questions["test"] for famous in (0.1, 0.9)]
-    assert fingerprint(questions[0]) == fingerprint(questions[1])
+        for pair in one.pairs:
+            first, second = (
+                world_of(experiment, one.arms[name], tmp_path) for name in (pair.first, pair.second)
+            )
+            assert first == second, one.number
+    for changed in ((), ("mayor", "seat")):
+        worlds = (generate(100, 60, famous=x, outdated_relations=changed) for x in (0.1, 0.9))
+        one, other = (fingerprint(world.questions["test"]) for world in worlds)
+        assert one == other
 
 
 def test_the_single_agent_is_trained_as_the_hierarchy_is(tmp_path):
