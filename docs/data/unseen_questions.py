@@ -20,16 +20,16 @@ from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.questions import load_answered, question_batches
 
 TRAIN = data_path("nq:train")
-LABELED, STEPS, QUESTIONS_PER_STEP, TESTED = 300, 32, 8, 400
+LABELS, STEPS, QUESTIONS_PER_STEP, TEST = 300, 32, 8, 400
 
 
 def unseen_ids() -> list[str]:
     """The ids of the 400 questions, in the order of the file."""
     questions = load_answered(TRAIN)
     batches = question_batches(questions, QUESTIONS_PER_STEP, seed=0)
-    trained = {question.id for _ in range(STEPS) for question in next(batches)}
-    seen = trained | {question.id for question in questions[:LABELED]}
-    return [question.id for question in questions if question.id not in seen][-TESTED:]
+    former = [*questions[:LABELS], *(q for _ in range(STEPS) for q in next(batches))]
+    former_ids = {question.id for question in former}
+    return [question.id for question in questions if question.id not in former_ids][-TEST:]
 
 
 def main(folder: pathlib.Path) -> None:

@@ -26,7 +26,7 @@ from jax_ragrl.config.kinds import Index
 from jax_ragrl.config.schema import convert
 from jax_ragrl.config.snapshot import LOCATION_KEYS
 from jax_ragrl.corpus.questions import fingerprint
-from jax_ragrl.experiments.experiment import paired_gain, result_row
+from jax_ragrl.experiments.experiment import paired_gain, result_row, stored_row
 from jax_ragrl.experiments.seeds import DONE, ensure_warm_up, markdown
 from jax_ragrl.experiments.warm_folder import WarmFolder, warm_settings
 from jax_ragrl.retrieval.recall import corpus_fingerprints
@@ -350,10 +350,8 @@ def stage(
       UserError: the environment failed on every question; nothing is written.
     """
     key = json.loads(json.dumps(key))  # tuples become lists, as in the file
-    if file.is_file():
-        row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if {name: row.get(name) for name in key} == key:
-            return row
+    if (row := stored_row(file, key)) is not None:
+        return row
     # The peak becomes that of this stage alone, if the system can restart it.
     reset_peak()
     start = time.perf_counter()
