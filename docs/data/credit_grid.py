@@ -1,11 +1,14 @@
-"""Makes the tables of the credit grid from the finished cells of its experiment.
+"""Makes the tables of the credit grid from the finished cells of two experiments.
 
     ragrl experiment configs/experiments/credit_grid.py --out runs/credit_grid --finished
-    python docs/data/credit_grid.py runs/credit_grid COMMIT "DEVICE"
+    ragrl experiment configs/experiments/credit_of_one_policy.py --out runs/credit_of_one_policy
+    python docs/data/credit_grid.py COMMIT "DEVICE"
 
-It writes `credit_grid.json` (arms against the baseline), `credit_grid_factors.json` (one choice
-against another, over all arms that differ in nothing else) and `credit_grid_roles.json` (gradients
-of the roles that share one policy). COMMIT is the commit of the trainings, DEVICE a description.
+It writes `credit_grid.json` (arms against the baseline), `credit_one_policy.json` (arms with one
+policy, more seeds, against the plans of the untrained policy), `credit_grid_factors.json` (one
+choice against another, over all arms of both experiments that differ in nothing else) and
+`credit_grid_roles.json` (gradients of the roles that share one policy). COMMIT is the commit of the
+trainings, DEVICE a description.
 """
 
 from __future__ import annotations
@@ -23,8 +26,7 @@ from jax_ragrl.experiments.arms import Cell, finished_part, load_experiment
 from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair, verdict
 from jax_ragrl.experiments.pairs import Pair
 
-FILE = "configs/experiments/credit_grid.py"
-COMMAND = f"ragrl experiment {FILE} --out runs/credit_grid"
+GRID, ONE_POLICY = "credit_grid", "credit_of_one_policy"
 HERE = pathlib.Path(__file__).parent
 METRIC = "f1"
 SHARING = {
@@ -43,6 +45,7 @@ CREDITS = {
     "siblings": ("tree", "siblings", "GRPO"),
     "siblings_rloo": ("tree", "siblings", "leave one out"),
 }
+NOT_TRAINED = ("none", "", "")
 # Choices compared: names of arms with `*` for every value of the other factor.
 FACTORS = [
     ("separate-*", "one-*"),
@@ -67,8 +70,9 @@ def arm_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     arms = result["arms"].items()
     for name, arm in sorted(arms, key=lambda item: -item[1]["scores"][METRIC]):
         sharing, _, credit = name.partition("-")
-        rollouts, of, objective = CREDITS[credit]
-        cells = {"Arm": f"`{name}`", "Policies": SHARING[sharing], "Rollouts": rollouts}
+        rollouts, of, objective = CREDITS.get(credit, NOT_TRAINED)
+        policies = SHARING.get(sharing, "before training")
+        cells = {"Arm": f"`{name}`", "Policies": policies, "Rollouts": rollouts}
         cells |= {"Credit": of, "Objective": objective, "Seeds": arm["cells"]}
         cells |= {"F1": arm["scores"][METRIC], "Tokens": round(arm["totals"]["policy_tokens"])}
         yield cells | difference_cells(over.get(name))
@@ -81,7 +85,7 @@ def difference_cells(comparison: Mapping[str, Any] | None) -> dict[str, Any]:
     low, high = comparison["ci95"]
     return {
         "Difference": f"{comparison['mean']:+.2f}",
-        "95 %": f"{low} to {high}",
+        "95 %": f"{low:.2f} to {high:.2f}",
         "Verdict": comparison["verdict"],
     }
 
@@ -165,20 +169,37 @@ def write(name: str, title: str, rows: Iterable[dict[str, Any]], origin: dict[st
     (HERE / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def main(out: pathlib.Path, commit: str, device: str) -> None:
-    """Writes the tables of the finished cells in `out`."""
-    result = json.loads((out / "experiment.json").read_text(encoding="utf-8"))
-    _, rows = finished_part(load_experiment(pathlib.Path(FILE)), out)
-    origin = {"command": COMMAND, "commit": commit, "device": device}
-    cells = f"F1 in percent on 400 test questions, {len(rows)} trainings, all arms"
-    write("credit_grid", f"{cells} against `{result['baseline']}`", arm_rows(result), origin)
-    title = (
-        "F1, difference in points between two choices, over all arms that differ in nothing else"
+def finished(name: str, runs: pathlib.Path) -> tuple[dict[str, Any], Rows]:
+    """The comparison of an experiment and the rows of its finished cells, from `runs/NAME`."""
+    result = json.loads((runs / name / "experiment.json").read_text(encoding="utf-8"))
+    file = pathlib.Path(f"configs/experiments/{name}.py")
+    return result, finished_part(load_experiment(file), runs / name)[1]
+
+
+def main(commit: str, device: str, runs: pathlib.Path = pathlib.Path("runs")) -> None:
+    """Writes the tables of the finished cells of both experiments."""
+    grid, rows = finished(GRID, runs)
+    one_policy, more = finished(ONE_POLICY, runs)
+    commands = [f"ragrl experiment configs/experiments/{x}.py" for x in (GRID, ONE_POLICY)]
+    of_grid, of_one_policy, of_both = (
+        {"command": command, "commit": commit, "device": device}
+        for command in (*commands, "` and `".join(commands))
     )
-    write("credit_grid_factors", title, factor_rows(rows), origin)
-    title = "Gradients and advantages of roles that share one policy, means over steps and seeds"
-    write("credit_grid_roles", title, role_rows(result), origin)
+    title = "F1 in percent on 400 test questions, {} trainings, all arms against `{}`"
+    text = title.format(len(rows), grid["baseline"])
+    write("credit_grid", text, arm_rows(grid), of_grid)
+    text = title.format(len(more) - baseline_cells(one_policy), one_policy["baseline"])
+    write("credit_one_policy", text, arm_rows(one_policy), of_one_policy)
+    text = "F1, difference in points between two choices, over all arms that differ in nothing else"
+    write("credit_grid_factors", text, factor_rows({**more, **rows}), of_both)
+    text = "Gradients and advantages of roles that share one policy, means over steps and seeds"
+    write("credit_grid_roles", text, role_rows(grid), of_grid)
+
+
+def baseline_cells(result: Mapping[str, Any]) -> int:
+    """The number of cells of the baseline, which is not trained."""
+    return result["arms"][result["baseline"]]["cells"]
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), *sys.argv[2:4])
+    main(*sys.argv[1:3])

@@ -8,14 +8,16 @@ import pathlib
 
 import numpy as np
 
-from jax_ragrl.experiments.arms import Cell, cells_of, load_experiment
+from jax_ragrl.experiments.arms import Cell, Experiment, cells_of, load_experiment
 from jax_ragrl.experiments.comparison import write_comparison
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("credit_grid", ROOT / "docs/data/credit_grid.py")
 grid = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(grid)
-EXPERIMENT = load_experiment(ROOT / grid.FILE)
+FOLDER = ROOT / "configs/experiments"
+EXPERIMENT = load_experiment(FOLDER / f"{grid.GRID}.py")
+ONE_POLICY = load_experiment(FOLDER / f"{grid.ONE_POLICY}.py")
 
 
 def row(scores: np.ndarray) -> dict:
@@ -54,19 +56,40 @@ def test_a_choice_without_finished_cells_has_no_row():
     assert not [x for x in grid.factor_rows(some) if "separate" in x["Choice"]]
 
 
-def test_the_tables_are_written_from_the_finished_cells(tmp_path, monkeypatch):
-    for cell, x in rows().items():
-        (tmp_path / cell.folder).mkdir()
-        (tmp_path / cell.folder / "cell.json").write_text(json.dumps(x))
+def test_one_policy_has_the_trainings_of_the_grid_and_a_simple_baseline():
+    ours = {name: arm for name, arm in EXPERIMENT.arms.items() if name.startswith("one-")}
+    assert {**ours, ONE_POLICY.baseline: ONE_POLICY.arms[ONE_POLICY.baseline]} == ONE_POLICY.arms
+    baseline = ONE_POLICY.arms[ONE_POLICY.baseline]
+    assert baseline.strategy == "Planning" and "run.steps=0" in baseline.overrides
+
+
+def finish(experiment: Experiment, cells: dict[Cell, dict], out: pathlib.Path) -> None:
+    """Writes finished cells and their comparison."""
+    for cell, x in cells.items():
+        (out / cell.folder).mkdir(parents=True)
+        (out / cell.folder / "cell.json").write_text(json.dumps(x))
         step = {"step": 1, "role_gradient/share/router": 0.5, "advantage/std/router": 2.0}
-        (tmp_path / cell.folder / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+        (out / cell.folder / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    write_comparison(*grid.finished_part(experiment, out), out)
+
+
+def test_the_tables_are_written_from_the_finished_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "HERE", tmp_path)
     monkeypatch.chdir(ROOT)
-    write_comparison(*grid.finished_part(EXPERIMENT, tmp_path), tmp_path)
-    grid.main(tmp_path, "0123abc", "a device")
-    names = ("credit_grid", "credit_grid_factors", "credit_grid_roles")
-    arms, factors, roles = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
+    finish(EXPERIMENT, rows(), tmp_path / grid.GRID)
+    shared = {c: x for c, x in rows().items() if c.arm.startswith("one-")}
+    again = {c._replace(training=c.training + 2): x for c, x in shared.items()}
+    simple = {Cell(ONE_POLICY.baseline, *c.seeds): row(np.zeros(300)) for c in again | shared}
+    finish(ONE_POLICY, shared | again | simple, tmp_path / grid.ONE_POLICY)
+    grid.main("0123abc", "a device", tmp_path)
+    names = ("grid", "one_policy", "grid_factors", "grid_roles")
+    arms, one_policy, factors, roles = (
+        json.loads((tmp_path / f"credit_{name}.json").read_text()) for name in names
+    )
     assert len(arms["rows"]) == 26 and "52 trainings" in arms["title"]
-    assert len(factors["rows"]) == len(grid.FACTORS)
+    assert len(one_policy["rows"]) == 9 and "32 trainings" in one_policy["title"]
+    cells = {line["cells"]["Choice"]: line["cells"] for line in factors["rows"]}
+    assert len(cells) == len(grid.FACTORS)
+    assert cells["`*-children` over `*-leaves`"]["Pairs of cells"] == 2 * 3 + 2
     assert [x["cells"]["Variance of advantages, router"] for x in roles["rows"]] == [4.0] * 8
     assert all(x["commit"] == "0123abc" for x in (*arms["rows"], *roles["rows"]))
