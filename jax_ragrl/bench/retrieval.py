@@ -40,7 +40,8 @@ from jax_ragrl.types import Hits, Question
 
 BATCH = 32  # queries per search
 MINILM = {"kind": "exact", "encoder": "minilm"}
-HYBRID = {"kind": "pipeline", "retrievers": ("bm25", MINILM), "fuse": "rrf", "candidates": 100}
+# Scaled scores find more gold passages than reciprocal ranks on all sets of the documentation.
+HYBRID = {"kind": "pipeline", "retrievers": ("bm25", MINILM), "fuse": "weighted", "candidates": 100}
 RERANK = "hybrid+rerank"
 # The config section `index` of each retriever.
 SECTIONS: dict[str, dict[str, Any]] = {

@@ -245,7 +245,11 @@ def other_index(name: str, trial: Trial, out: pathlib.Path) -> Index:
     sections: Mapping[str, Values] = {
         "hashed": {"kind": "exact", "encoder": "hashed"},
         "bm25": {"kind": "bm25"},
-        "hybrid": {"kind": "pipeline", "retrievers": ("bm25", trial.values["index"])},
+        "hybrid": {
+            "kind": "pipeline",
+            "retrievers": ("bm25", trial.values["index"]),
+            "fuse": "weighted",  # as in `ragrl bench retrieval`
+        },
     }
     return convert(Index, sections[name] | {"folder": str(out / f"index-{name}")}, "index")
 

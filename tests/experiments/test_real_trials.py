@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 
+from jax_ragrl.bench import retrieval
 from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.corpus.passages import Corpus
@@ -109,8 +110,10 @@ def test_other_retrievers_are_for_a_pretrained_model_and_known(tmp_path, capsys)
 def test_a_hybrid_fuses_the_index_of_the_trial_with_words(tmp_path):
     index = {"kind": "exact", "encoder": "hashed", "folder": str(tmp_path / "index")}
     trial = real_trials.Trial("c3po", 0, {"index": index}, {})
-    words, vectors = placed_sections(real_trials.other_index("hybrid", trial, tmp_path), tmp_path)
+    hybrid = real_trials.other_index("hybrid", trial, tmp_path)
+    words, vectors = placed_sections(hybrid, tmp_path)
     assert (words.kind, vectors.folder) == ("bm25", index["folder"])
+    assert hybrid.fuse == retrieval.HYBRID["fuse"]
 
 
 def test_a_config_without_its_folder_is_a_one_line_error(tmp_path, capsys):
