@@ -74,7 +74,9 @@ def arm_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         policies = SHARING.get(sharing, "before training")
         cells = {"Arm": f"`{name}`", "Policies": policies, "Rollouts": rollouts}
         cells |= {"Credit": of, "Objective": objective, "Seeds": arm["cells"]}
-        cells |= {"F1": arm["scores"][METRIC], "Tokens": round(arm["totals"]["policy_tokens"])}
+        # An arm that is not trained generates no tokens.
+        tokens = round(arm["totals"].get("policy_tokens", 0))
+        cells |= {"F1": arm["scores"][METRIC], "Tokens": tokens}
         yield cells | difference_cells(over.get(name))
 
 

@@ -79,7 +79,8 @@ def test_the_tables_are_written_from_the_finished_cells(tmp_path, monkeypatch):
     finish(EXPERIMENT, rows(), tmp_path / grid.GRID)
     shared = {c: x for c, x in rows().items() if c.arm.startswith("one-")}
     again = {c._replace(training=c.training + 2): x for c, x in shared.items()}
-    simple = {Cell(ONE_POLICY.baseline, *c.seeds): row(np.zeros(300)) for c in again | shared}
+    untrained = row(np.zeros(300)) | {"totals": {}}
+    simple = {Cell(ONE_POLICY.baseline, *c.seeds): untrained for c in again | shared}
     finish(ONE_POLICY, shared | again | simple, tmp_path / grid.ONE_POLICY)
     grid.main("0123abc", "a device", tmp_path)
     names = ("grid", "one_policy", "grid_factors", "grid_roles")
