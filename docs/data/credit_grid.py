@@ -29,11 +29,6 @@ from jax_ragrl.experiments.pairs import Pair
 GRID, ONE_POLICY = "credit_grid", "credit_of_one_policy"
 HERE = pathlib.Path(__file__).parent
 METRIC = "f1"
-SHARING = {
-    "one": "one policy",
-    "separate": "policy per role",
-    "separate_lora": "adapter per role",
-}
 CREDITS = {
     "shared": ("chain", "answer's reward for all", "PPO"),
     "last": ("chain", "its own reward alone", "PPO"),
@@ -69,10 +64,8 @@ def arm_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     over = {c["arm"]: c for c in result["comparisons"] if c["metric"] == METRIC}
     arms = result["arms"].items()
     for name, arm in sorted(arms, key=lambda item: -item[1]["scores"][METRIC]):
-        sharing, _, credit = name.partition("-")
-        rollouts, of, objective = CREDITS.get(credit, NOT_TRAINED)
-        policies = SHARING.get(sharing, "before training")
-        cells = {"Arm": f"`{name}`", "Policies": policies, "Rollouts": rollouts}
+        rollouts, of, objective = CREDITS.get(name.partition("-")[2], NOT_TRAINED)
+        cells = {"Arm": f"`{name}`", "Rollouts": rollouts}
         cells |= {"Credit": of, "Objective": objective, "Seeds": arm["cells"]}
         # An arm that is not trained generates no tokens.
         tokens = round(arm["totals"].get("policy_tokens", 0))
