@@ -3,7 +3,8 @@
 #
 #   launch/figures.sh [FOLDER]      default: runs/figures; existing files are not measured again
 #
-# PYTHON names the interpreter (.venv's by default). Tunix is measured too if it is installed.
+# PYTHON names the interpreter (.venv's by default). Tunix is measured too if it is installed, and
+# PyTorch with Transformers if it is installed for this machine's GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -37,6 +38,13 @@ for tokens in 65536 32768; do
   measure "grpo-$tokens" train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
     --tokens "$tokens" ${baseline[@]+"${baseline[@]}"}
 done
+on_gpu='import sys, torch; sys.exit(not torch.cuda.is_available())'
+if "$python" -c "$on_gpu" 2>/dev/null; then
+  measure grpo-transformers train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 \
+    --new 128 --tokens 32768 --baseline transformers
+  measure sample-transformers sample --shape qwen2.5-0.5b --new 256 --slots 256 --repeats 1 \
+    --baseline transformers
+fi
 measure grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
   --attention xla
 # Forward and backward pass of 32 x 1,024 tokens, all of them scored.
