@@ -175,25 +175,29 @@ def main(commit: str, device: str, runs: pathlib.Path = pathlib.Path("runs")) ->
     """Writes the tables of the finished cells of both experiments."""
     grid, rows = finished(GRID, runs)
     one_policy, more = finished(ONE_POLICY, runs)
-    commands = [f"ragrl experiment configs/experiments/{x}.py" for x in (GRID, ONE_POLICY)]
-    of_grid, of_one_policy, of_both = (
-        {"command": command, "commit": commit, "device": device}
-        for command in (*commands, "` and `".join(commands))
+    trainings = sum(cell.arm != one_policy["baseline"] for cell in more)
+    arms = "F1 in percent on 400 test questions, {} trainings, all arms against `{}`"
+    choices = "F1, difference in points between two choices, over all arms equal in the rest"
+    roles = "Gradients and advantages of roles that share one policy, means over steps and seeds"
+    of_grid, of_one_policy = (
+        f"ragrl experiment configs/experiments/{name}.py" for name in (GRID, ONE_POLICY)
     )
-    title = "F1 in percent on 400 test questions, {} trainings, all arms against `{}`"
-    text = title.format(len(rows), grid["baseline"])
-    write("credit_grid", text, arm_rows(grid), of_grid)
-    text = title.format(len(more) - baseline_cells(one_policy), one_policy["baseline"])
-    write("credit_one_policy", text, arm_rows(one_policy), of_one_policy)
-    text = "F1, difference in points between two choices, over all arms that differ in nothing else"
-    write("credit_grid_factors", text, factor_rows({**more, **rows}), of_both)
-    text = "Gradients and advantages of roles that share one policy, means over steps and seeds"
-    write("credit_grid_roles", text, role_rows(grid), of_grid)
-
-
-def baseline_cells(result: Mapping[str, Any]) -> int:
-    """The number of cells of the baseline, which is not trained."""
-    return result["arms"][result["baseline"]]["cells"]
+    tables = {
+        "credit_grid": (arms.format(len(rows), grid["baseline"]), arm_rows(grid), of_grid),
+        "credit_one_policy": (
+            arms.format(trainings, one_policy["baseline"]),
+            arm_rows(one_policy),
+            of_one_policy,
+        ),
+        "credit_grid_factors": (
+            choices,
+            factor_rows({**more, **rows}),
+            f"{of_grid}` and `{of_one_policy}",
+        ),
+        "credit_grid_roles": (roles, role_rows(grid), of_grid),
+    }
+    for name, (title, table, command) in tables.items():
+        write(name, title, table, {"command": command, "commit": commit, "device": device})
 
 
 if __name__ == "__main__":
