@@ -41,6 +41,7 @@ CREDITS = {
     "siblings_rloo": ("tree", "siblings", "leave one out"),
 }
 NOT_TRAINED = ("none", "", "")
+DIFFERENCE = "Difference, 95 %"
 # Choices compared: names of arms with `*` for every value of the other factor.
 FACTORS = [
     ("separate-*", "one-*"),
@@ -65,8 +66,8 @@ def arm_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     arms = result["arms"].items()
     for name, arm in sorted(arms, key=lambda item: -item[1]["scores"][METRIC]):
         rollouts, of, objective = CREDITS.get(name.partition("-")[2], NOT_TRAINED)
-        cells = {"Arm": f"`{name}`", "Rollouts": rollouts}
-        cells |= {"Credit": of, "Objective": objective, "Seeds": arm["cells"]}
+        cells = {"Arm": f"`{name}`", "Credit": f"{rollouts}: {of}" if of else rollouts}
+        cells |= {"Objective": objective, "Seeds": arm["cells"]}
         # An arm that is not trained generates no tokens.
         tokens = round(arm["totals"].get("policy_tokens", 0))
         cells |= {"F1": arm["scores"][METRIC], "Tokens": tokens}
@@ -76,11 +77,10 @@ def arm_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 def difference_cells(comparison: Mapping[str, Any] | None) -> dict[str, Any]:
     """The columns of a comparison; without one, the arm is the baseline."""
     if comparison is None:
-        return {"Difference": "baseline", "95 %": "", "Verdict": ""}
+        return {DIFFERENCE: "baseline", "Verdict": ""}
     low, high = comparison["ci95"]
     return {
-        "Difference": f"{comparison['mean']:+.2f}",
-        "95 %": f"{low:.2f} to {high:.2f}",
+        DIFFERENCE: f"{comparison['mean']:+.2f} [{low:.2f}, {high:.2f}]",
         "Verdict": comparison["verdict"],
     }
 
