@@ -153,13 +153,14 @@ def role_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         yield cells
 
 
-def write(name: str, title: str, rows: Iterable[dict[str, Any]], origin: dict[str, str]) -> None:
+def write(
+    name: str, title: str, rows: Iterable[dict[str, Any]], origin: dict[str, str], device: str
+) -> None:
     """Writes one table in the form that `docs/_ext/results.py` reads."""
     rows = list(rows)
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = {"title": title, "device": origin["device"], "columns": columns}
-    keys = {"command": origin["command"], "commit": origin["commit"]}
-    table["rows"] = [{"cells": row, **keys} for row in rows]
+    table = {"title": title, "device": device, "columns": columns}
+    table["rows"] = [{"cells": row, **origin} for row in rows]
     text = json.dumps(table, indent=1, ensure_ascii=False)
     (HERE / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
@@ -189,6 +190,7 @@ def main(commit: str, device: str, runs: pathlib.Path = pathlib.Path("runs")) ->
             arm_rows(one_policy),
             of_one_policy,
         ),
+        # Each command of a row is in backticks on the page.
         "credit_grid_factors": (
             choices,
             factor_rows({**more, **rows}),
@@ -197,7 +199,7 @@ def main(commit: str, device: str, runs: pathlib.Path = pathlib.Path("runs")) ->
         "credit_grid_roles": (roles, role_rows(grid), of_grid),
     }
     for name, (title, table, command) in tables.items():
-        write(name, title, table, {"command": command, "commit": commit, "device": device})
+        write(name, title, table, {"command": command, "commit": commit}, device)
 
 
 if __name__ == "__main__":
