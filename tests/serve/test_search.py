@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
@@ -59,6 +61,14 @@ def wait_until(condition) -> None:
         time.sleep(0.005)
 
 
+@contextlib.contextmanager
+def client(retriever, **settings):
+    """Yields a client of a server whose first search has returned, so that no query joins it."""
+    with TestClient(application(retriever, **settings)) as http:
+        wait_until(lambda: http.get("/health").status_code == 200)
+        yield http
+
+
 def post(http: TestClient, *queries: str, **fields):
     return http.post("/retrieve", json={"queries": [*queries], **fields})
 
@@ -82,7 +92,7 @@ def test_a_run_on_the_server_has_the_hits_of_the_local_index(tmp_path):
 
 def test_concurrent_requests_share_a_search():
     slow = Slow()
-    with TestClient(application(slow)) as http, ThreadPoolExecutor(4) as pool:
+    with client(slow) as http, ThreadPoolExecutor(4) as pool:
         replies = [pool.submit(post, http, "a")]
         slow.is_waiting.wait(20)
         replies += [pool.submit(post, http, name, f"{name}{name}") for name in "bcd"]
@@ -105,8 +115,7 @@ def test_the_reply_has_the_form_of_search_r1():
 
 def test_a_request_past_its_deadline_is_refused_and_not_searched():
     slow = Slow()
-    limits = {"seconds": 0.3}
-    with TestClient(application(slow, **limits)) as http, ThreadPoolExecutor(2) as pool:
+    with client(slow, seconds=0.3) as http, ThreadPoolExecutor(2) as pool:
         first = pool.submit(post, http, "a")
         slow.is_waiting.wait(20)
         late = post(http, "b")
@@ -132,14 +141,14 @@ def test_a_request_past_its_deadline_is_refused_and_not_searched():
     ],
 )
 def test_limits_and_failures_have_a_status_and_a_reason(fields, status, message):
-    with TestClient(application(Slow(opened=True), limits=Limits(2, 2))) as http:
-        wait_until(lambda: http.get("/health").status_code == 200)
+    with client(Slow(opened=True), limits=Limits(2, 2)) as http:
         reply = http.post("/retrieve", json=fields)
         assert reply.status_code == status and message in reply.json()["error"]["message"]
 
 
 def test_a_request_that_exceeds_the_queue_is_divided_by_the_client():
     with listening(application(slow := Slow(opened=True), limits=Limits(2, 3))) as address:
+        wait_until(lambda: httpx2.get(f"{address}/health").status_code == 200)
         remote, queries = RemoteRetriever(address, retries=2, pause=0.01), ["a", "b", "c", "d"]
         ids = [hits.passages[0].id for hits in remote.search(queries, 1)]
     assert ids == ["a0", "b0", "c0", "d0"]
@@ -158,8 +167,7 @@ def test_a_search_that_fails_costs_no_other_query_its_hits(queries):
 
 def test_a_request_that_may_fit_later_is_to_be_tried_again():
     slow = Slow()
-    with TestClient(application(slow, limits=Limits(1, 2))) as http, ThreadPoolExecutor(2) as pool:
-        wait_until(lambda: http.get("/health").status_code == 200)
+    with client(slow, limits=Limits(1, 2)) as http, ThreadPoolExecutor(2) as pool:
         first = pool.submit(post, http, "a")
         slow.is_waiting.wait(20)
         second = pool.submit(post, http, "b")
