@@ -21,11 +21,12 @@ import tqdm
 
 from jax_ragrl.learner.gradients import TokenOutputs, score
 from jax_ragrl.learner.objective import Objective
-from jax_ragrl.learner.packing import Batch, Minibatches, shape_of
+from jax_ragrl.learner.packing import Batch, Minibatches, Rows, shape_of
 from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.multihost import is_process_zero
-from jax_ragrl.runtime.sharding import shard_batch, to_host
+from jax_ragrl.runtime.sharding import mesh_context, shard_batch, to_host
+from jax_ragrl.runtime.small_programs import start, uses_one_core
 
 # Fields of `ActionScores` and the fields of a policy's `TokenOutputs` that they come from.
 POLICY_FIELDS = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
@@ -65,11 +66,17 @@ def run_batches(
     """
     # An array, not a Python number: another temperature uses the same program.
     temperature = scalar(spec.temperature, spec.mesh)
-    split, outputs = model.with_params(params), []
-    for rows in shard_batch([batch.rows for batch in batches], spec.mesh):
-        with report_compiling(f"scoring {shape_of(rows)}"):
-            outputs.append(score(split, rows, temperature, spec.allowed_ZV))
-    return outputs
+    split = model.with_params(params)
+    is_small = uses_one_core(split, spec.mesh)
+
+    def score_rows(rows: Rows) -> TokenOutputs:
+        with mesh_context(spec.mesh), report_compiling(f"scoring {shape_of(rows)}"):
+            return score(split, rows, temperature, spec.allowed_ZV)
+
+    return [
+        start(functools.partial(score_rows, rows), concurrently=is_small)
+        for rows in shard_batch([batch.rows for batch in batches], spec.mesh)
+    ]
 
 
 def by_action(

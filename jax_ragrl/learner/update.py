@@ -38,6 +38,10 @@ from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
 from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.runtime.sharding import mesh_context, replicate, to_host
+from jax_ragrl.runtime.small_programs import start, uses_one_core
+
+# A model's state after an optimizer step, sums of metrics, and the policy's outputs per batch.
+Step = tuple[TrainState, dict[str, Any], list[TokenOutputs]]
 
 
 def update(
@@ -289,10 +293,16 @@ def optimize(
       The policy, sums of metrics, and per batch the policy's outputs if it was not scored before.
     """
     spec, state = policy
-    actor, sums, outputs = accumulate_and_step(policy, spec.policy, state.policy, batches, targets)
+
+    def take_step(model: ModelSpec, of_model: TrainState) -> Step:
+        # The steps of policy and critic are independent: both may run at the same time.
+        step = functools.partial(accumulate_and_step, policy, model, of_model, batches, targets)
+        return start(step, concurrently=uses_one_core(of_model.params, spec.mesh))
+
+    actor, sums, outputs = take_step(spec.policy, state.policy)
     if spec.critic is None or state.critic is None:
         return policy.with_state(policy=actor), sums, outputs
-    critic, more, _ = accumulate_and_step(policy, spec.critic, state.critic, batches, targets)
+    critic, more, _ = take_step(spec.critic, state.critic)
     # Both models have these metrics; `skipped` counts the steps of both.
     more |= {f"value/{name}": more.pop(name) for name in ("grad_norm", "not_finite")}
     sums |= more | {"skipped": sums["skipped"] + more["skipped"]}
@@ -305,7 +315,7 @@ def accumulate_and_step(
     state: TrainState,
     batches: Sequence[Batch],
     targets: Sequence[Targets],
-) -> tuple[TrainState, dict[str, Any], list[TokenOutputs]]:
+) -> Step:
     """Accumulates the gradients of the batches and takes one optimizer step of one model.
 
     Args:
@@ -315,9 +325,10 @@ def accumulate_and_step(
       batches: the batches of the minibatch, on the host.
       targets: the targets of each batch, on the host.
     """
-    grads, sums, outputs = accumulate(policy, model, state.params, batches, targets)
-    state, metrics = apply(model.optimizer, state, grads)
-    return state, functools.reduce(add, sums) | metrics, outputs
+    with mesh_context(policy.spec.mesh):  # the caller may start this in another thread
+        grads, sums, outputs = accumulate(policy, model, state.params, batches, targets)
+        state, metrics = apply(model.optimizer, state, grads)
+        return state, functools.reduce(add, sums) | metrics, outputs
 
 
 def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -29,6 +29,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 # second over the bytes per second of a device.
 MIN_DECODE_ROWS = {"cpu": 16}
 MIN_DECODE_ROWS_ACCELERATOR = 256
+MIN_DECODE_ROWS_SMALL = 2  # of a model whose weights stay in the cache of a core
 # The fewest rows of a program that decodes, or tokens of one that prefills. A smaller one is hardly
 # faster on an accelerator, and an H100 compiles each of them for 5 to 13 seconds.
 FEWEST_ROWS = {"cpu": 1}
@@ -54,7 +55,12 @@ class Chunk(NamedTuple):
 
 
 def batch_jobs(
-    jobs: Sequence[SamplingJob], width: int, shapes: Shapes, devices: int = 1
+    jobs: Sequence[SamplingJob],
+    width: int,
+    shapes: Shapes,
+    devices: int = 1,
+    *,
+    is_small: bool = False,
 ) -> list[Chunk]:
     """Groups jobs that can share a batch: equal grammar and stop strings.
 
@@ -63,6 +69,7 @@ def batch_jobs(
       width: siblings per job.
       shapes: the static shapes to pad to.
       devices: the number of devices that share a batch.
+      is_small: whether the model uses one core of a CPU, see `small_programs.uses_one_core`.
 
     Raises:
       ValueError: a prompt exceeds the longest prompt length.
@@ -71,13 +78,14 @@ def batch_jobs(
     for i, job in enumerate(jobs):
         key = (job.allowed_token_regex, job.stop_strings, job.action_regex)
         groups.setdefault(key, []).append(i)
+    floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else decode_floor())
     chunks: list[Chunk] = []
     for key in sorted(groups):
         limit = max(jobs[i].limit for i in groups[key])
         draws = draws_by_prompt(jobs, groups[key])
         prompts = [(_padded(jobs[prompt[0][0]], shapes), prompt) for prompt in draws]
         prompts.sort(key=lambda prompt: prompt[0])
-        chunks += _cheapest(prompts, limit, width, shapes, devices)
+        chunks += _cheapest(prompts, limit, width, shapes, devices, floor)
     return chunks
 
 
@@ -106,12 +114,13 @@ def _cheapest(
     width: int,
     shapes: Shapes,
     devices: int,
+    floor: int,
 ) -> list[Chunk]:
     """Returns the chunks of least cost; with equal cost, those with fewer copies per prompt.
 
-    `prompts` are padded lengths, ascending, with the draws of each prompt.
+    `prompts` are padded lengths, ascending, with the draws of each prompt; `floor` is the number of
+    rows below which a decode step is not faster.
     """
-    floor = decode_floor() * devices
     options = []
     for copies in shapes.copies_up_to(max(len(draws) for _, draws in prompts)):
         if not shapes.batch_sizes_for(prompts[-1][0], devices, copies):

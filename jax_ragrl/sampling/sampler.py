@@ -11,6 +11,7 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
+from jax_ragrl.runtime.small_programs import start, uses_one_core
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Samples, check_stride
@@ -102,7 +103,7 @@ def start_jobs(
       A function that waits and returns the result of `sample_jobs`.
     """
     work, shapes = counters or SamplingCounters(), _coarse(shapes, model)
-    chunks = batch_jobs(jobs, width, shapes, data_parallel_size(mesh_of(model.params)))
+    chunks = _chunks(model, jobs, width, shapes)
     batches = (_prompt_batch(model, tokenizer, jobs, c, width, shapes, work) for c in chunks)
     in_flight: deque[tuple[PromptBatch, Finish]] = deque()
 
@@ -110,7 +111,7 @@ def start_jobs(
         # A batch of several programs keeps its cache on the devices between them, so at most one
         # such batch is in flight.
         for batch in batches:
-            in_flight.append((batch, batch.start()))
+            in_flight.append((batch, _start(batch)))
             if not batch.is_one_program:
                 return
 
@@ -130,6 +131,18 @@ def start_jobs(
         return [results[i] for i in range(len(jobs))]
 
     return finish
+
+
+def _chunks(
+    model: SplitModel, jobs: Sequence[SamplingJob], width: int, shapes: Shapes
+) -> list[Chunk]:
+    devices = data_parallel_size(mesh_of(model.params))
+    return batch_jobs(jobs, width, shapes, devices, is_small=_is_small(model))
+
+
+def _start(batch: PromptBatch) -> Finish:
+    """Dispatches the first program of a batch."""
+    return start(batch.start, concurrently=batch.is_one_program and _is_small(batch.model))
 
 
 def sampler_programs(
@@ -169,6 +182,11 @@ def sampler_programs(
 def _coarse(shapes: Shapes, model: SplitModel) -> Shapes:
     """Returns the shapes that are worth a program on the devices of the model."""
     return shapes.coarse(free_tokens(count_elements(model), mesh_of(model.params)))
+
+
+def _is_small(model: SplitModel) -> bool:
+    """Returns whether decoding with the model uses one core of a CPU."""
+    return uses_one_core(model, mesh_of(model.params))
 
 
 def _by_job(draws: Sequence[Draw], rows: Sequence[Row], width: int) -> dict[int, list[Row]]:

@@ -46,6 +46,7 @@ def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
 @pytest.mark.parametrize("width, counts", [(1, [4, 4, 4, 4]), (2, [3, 1, 4]), (3, [4, 1, 4])])
 def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, new, monkeypatch):
     """With unequal counts some rows are padding; a cache of 16 slots grows to 32."""
+    monkeypatch.setattr(sampler, "uses_one_core", lambda *_: False)  # rows of padding cost nothing
     shapes = SHAPES
     if new == 24:
         shapes = dataclasses.replace(SHAPES, max_new_tokens=24, initial_cache_size=16)
@@ -130,6 +131,14 @@ def chunks_of(counts: list[int], limit: int, shapes: Shapes) -> list[tuple]:
 )
 def test_a_cpu_prefills_each_prompt_once_and_little_padding(counts, expected):
     assert chunks_of(counts, 32, Shapes()) == expected
+
+
+@pytest.mark.parametrize(("is_small", "sizes"), [(False, [16]), (True, [8, 4])])
+def test_a_small_model_decodes_few_rows_of_padding(is_small: bool, sizes: list[int]):
+    """Its steps read few weights, so that two small batches take less time than a padded one."""
+    jobs = [SamplingJob((i,) * 100, 0, 1.0, 1.0, 64) for i in range(9)]
+    shapes = Shapes((100,), batch_sizes=(4, 8, 16))
+    assert [c.size for c in batch_jobs(jobs, 1, shapes, is_small=is_small)] == sizes
 
 
 def test_an_accelerator_prefers_one_padded_batch(monkeypatch):

@@ -1,0 +1,75 @@
+"""Programs of small models on a CPU, several of which run at the same time.
+
+A product of small matrices is not divided over the cores of a CPU, so that a program of a small
+model uses one core. A CPU runs programs that one thread starts one after another, and programs that
+several threads start at the same time.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from jax.sharding import Mesh
+
+from jax_ragrl.runtime.free_work import count_elements
+from jax_ragrl.runtime.sharding import mesh_context, target_platform
+
+T = TypeVar("T")
+
+# Parameters of a model up to which its programs use one core of a CPU.
+ONE_CORE_PARAMETERS = 2**24
+
+_thread = threading.local()
+
+
+def uses_one_core(model: Any, mesh: Mesh | None = None) -> bool:
+    """Returns whether the programs of a model leave all cores of a CPU but one idle.
+
+    Args:
+      model: a tree of its parameters.
+      mesh: of the model; None: the mesh that is set, or the default device.
+    """
+    with mesh_context(mesh):
+        is_cpu = target_platform() == "cpu"
+    is_one_device = mesh is None or mesh.size == 1
+    return is_cpu and is_one_device and count_elements(model) <= ONE_CORE_PARAMETERS
+
+
+def start(programs: Callable[[], T], *, concurrently: bool) -> T:
+    """Calls a function that starts programs, which may run during the programs of earlier calls.
+
+    Args:
+      programs: starts programs without waiting for them. They run one after another.
+      concurrently: whether another thread starts them than the thread of the call before.
+
+    Returns:
+      The result of `programs`, once all of them are compiled and started.
+    """
+    # A starter that waited for another one could wait for itself.
+    if not concurrently or getattr(_thread, "is_starter", False):
+        return programs()
+    return next(_starters()).submit(programs).result()
+
+
+@functools.cache
+def _starters() -> Iterator[ThreadPoolExecutor]:
+    """Threads that start programs in turn, one per core."""
+    pools = (ThreadPoolExecutor(1, "starter", _become_starter) for _ in range(_cores()))
+    return itertools.cycle([*pools])
+
+
+def _become_starter() -> None:
+    _thread.is_starter = True
+
+
+def _cores() -> int:
+    """The number of cores that the process may use."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
