@@ -81,10 +81,10 @@ def get_config() -> ConfigDict:
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
                 "prompt_lengths": (80, 144, 256),
-                "batch_sizes": (16, 64),
+                "batch_sizes": (4, 8),
                 "max_new_tokens": 40,
             },
             # Tokens per forward and backward pass, and the lengths of the packed rows.
-            "packing": {"row_lengths": (112, 160, 256), "tokens_per_device": 1536},
+            "packing": {"row_lengths": (112, 160, 256), "tokens_per_device": 448},
         }
     )
