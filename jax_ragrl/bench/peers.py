@@ -1,7 +1,7 @@
-"""Measures other libraries with the work of `bench.train` and `bench.sample`.
+"""Measures other libraries with the work of `bench.train`, `bench.sample` and `bench.embed`.
 
 These libraries put each action into its own row. This is the only file of the package that imports
-torch and tunix, which the package does not depend on.
+torch, tunix and sentence-transformers, which the package does not depend on.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.bench.embed import EmbedWork, embedding_speed
 from jax_ragrl.bench.sample import SampleWork, sampling_speed
 from jax_ragrl.bench.train import Timing, TrainWork, peak_bytes, time_step, update_times
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.encoder import read_config
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.published import published_config
 
@@ -298,9 +300,27 @@ def _tunix_model(work: TrainWork) -> Any:
     return make(config, rngs=nnx.Rngs(0))
 
 
-def measure_peer(name: str, work: TrainWork | SampleWork) -> dict[str, Any]:
+def sentence_transformers_embed(work: EmbedWork) -> dict[str, Any]:
+    """Measures `SentenceTransformer.encode` in batches of 32 texts, its default.
+
+    Returns the fields of `embedding_speed`, `peak_bytes` and the vectors, float32 `vectors_XD`.
+    Raises `UserError` if sentence-transformers is missing.
+    """
+    torch, device = _torch()
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise UserError(f"{error}: install sentence-transformers to measure against it") from error
+    model = SentenceTransformer(str(read_config(work.encoder, weights=True)[0]), device=device)
+    texts = work.texts()
+    timing = time_step(_synchronized(torch, device, lambda: model.encode(texts)), work.repeats)
+    speed = embedding_speed(timing, work.count)
+    return {**speed, "peak_bytes": peak_bytes(), "vectors_XD": model.encode(texts)}
+
+
+def measure_peer(name: str, work: TrainWork | SampleWork | EmbedWork) -> dict[str, Any]:
     """Measures another library in a new process, so that its peak memory is its own."""
-    peers: Mapping[str, Any] = SAMPLERS if isinstance(work, SampleWork) else PEERS
+    peers: Mapping[str, Any] = PEERS_OF[type(work)]
     # "spawn" instead of "fork": a forked process would inherit the state of JAX.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -342,6 +362,14 @@ def compare_rollouts(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, 
     return ratios
 
 
+def compare_embeddings(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """Returns their seconds and CPU seconds over ours, for the same passages."""
+    return {
+        "times_faster": _ratio(ours, theirs, ("embed_s",)),
+        "times_faster_cpu": _ratio(ours, theirs, ("embed_cpu_s",)),
+    }
+
+
 def _ratio(ours: dict[str, Any], theirs: dict[str, Any], keys: tuple[str, ...]) -> float | None:
     """Returns the sum of their values over ours, of the keys that both have; None without any."""
     keys = tuple(key for key in keys if key in theirs and key in ours)
@@ -350,8 +378,8 @@ def _ratio(ours: dict[str, Any], theirs: dict[str, Any], keys: tuple[str, ...]) 
     return round(float(sum(theirs[key] for key in keys) / sum(ours[key] for key in keys)), 3)
 
 
-PEERS: dict[str, Callable[[TrainWork], dict[str, Any]]] = {
-    "transformers": transformers_step,
-    "tunix": tunix_step,
+PEERS_OF: dict[type, Mapping[str, Callable[..., dict[str, Any]]]] = {
+    TrainWork: {"transformers": transformers_step, "tunix": tunix_step},
+    SampleWork: {"transformers": transformers_sample},
+    EmbedWork: {"sentence-transformers": sentence_transformers_embed},
 }
-SAMPLERS: dict[str, Callable[[SampleWork], dict[str, Any]]] = {"transformers": transformers_sample}

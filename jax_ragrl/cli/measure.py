@@ -44,7 +44,7 @@ def add_commands(command: AddCommand) -> None:
     text = "the work of a simulated step, such as questions=48,actions=20,rounds=12,tokens=110"
     sub.add_argument("--workload", default="", metavar="NAME=NUMBER[,...]", help=text)
     sub.add_argument("--json", action="store_true", help="print all numbers as JSON")
-    summary = "measure loading, training, sampling, search, a whole step or a server"
+    summary = "measure loading, training, sampling, embedding, search, a whole step or a server"
     _add_measurements(command("bench", run_bench, summary))
 
 
@@ -70,6 +70,7 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
     _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
     summary = "wasted work of sampling: a tape of ragged conversations, in batches and in slots"
     _add_tape_options(add("tape", measure_tape, summary))
+    _add_embed_options(add("embed", measure_embed, "how fast a text encoder embeds passages"))
     _add_search_options(add("search", measure_search, "the search for the nearest passages"))
     summary = "how well and how fast retrievers find the gold passages of question sets"
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
@@ -194,6 +195,19 @@ def _add_number_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None
     for name, default, text in numbers:
         minimum = positive if default else natural
         kind.add_argument(f"--{name}", type=minimum, default=default, help=text)
+
+
+def _add_embed_options(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--corpus", type=local, required=True, help="file of passages")
+    encoder = "text encoder: minilm, a folder, or OWNER/NAME (default: minilm)"
+    kind.add_argument("--encoder", default="minilm", help=encoder)
+    numbers = (
+        ("count", 1000, "number of passages, from the start of the corpus"),
+        ("repeats", 2, "number of timed calls, after one that compiles"),
+    )
+    _add_number_options(kind, numbers)
+    baseline = "another library to measure with the same passages"
+    kind.add_argument("--baseline", choices=("sentence-transformers",), help=baseline)
 
 
 def _add_search_options(kind: argparse.ArgumentParser) -> None:
@@ -381,6 +395,19 @@ def measure_tape(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.tape import TapeWork, bench_tape
 
     return bench_tape(_from_options(TapeWork, options))
+
+
+def measure_embed(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.embed import EmbedWork, bench_embed
+
+    work = _from_options(EmbedWork, options)
+    if not options.baseline:
+        return bench_embed(work)
+    from jax_ragrl.bench.peers import compare_embeddings, measure_peer
+
+    theirs = measure_peer(options.baseline, work)
+    ours = bench_embed(work, theirs.pop("vectors_XD"))
+    return ours | {options.baseline: theirs | compare_embeddings(ours, theirs)}
 
 
 def measure_search(options: argparse.Namespace) -> dict[str, Any]:
