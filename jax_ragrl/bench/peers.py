@@ -352,10 +352,7 @@ def compare_rollouts(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, 
 
     `kept_cache` has their rollout with a cache per conversation, and its ratios, if measured.
     """
-    ratios = {
-        "times_faster": _ratio(ours, theirs, ("rollout_s",)),
-        "times_faster_cpu": _ratio(ours, theirs, ("rollout_cpu_s",)),
-    }
+    ratios: dict[str, Any] = _times_faster(ours, theirs, "rollout")
     if "kept_cache" in theirs:
         with_cache = theirs["kept_cache"]
         ratios |= {"kept_cache": with_cache | compare_rollouts(ours, with_cache)}
@@ -364,9 +361,15 @@ def compare_rollouts(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, 
 
 def compare_embeddings(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """Returns their seconds and CPU seconds over ours, for the same passages."""
+    return _times_faster(ours, theirs, "embed")
+
+
+def _times_faster(
+    ours: dict[str, Any], theirs: dict[str, Any], work: str
+) -> dict[str, float | None]:
     return {
-        "times_faster": _ratio(ours, theirs, ("embed_s",)),
-        "times_faster_cpu": _ratio(ours, theirs, ("embed_cpu_s",)),
+        "times_faster": _ratio(ours, theirs, (f"{work}_s",)),
+        "times_faster_cpu": _ratio(ours, theirs, (f"{work}_cpu_s",)),
     }
 
 

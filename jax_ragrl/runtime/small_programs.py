@@ -60,7 +60,7 @@ def start(programs: Callable[[], T], *, concurrently: bool) -> T:
 @functools.cache
 def _starters() -> Iterator[ThreadPoolExecutor]:
     """Threads that start programs in turn, one per core."""
-    pools = (ThreadPoolExecutor(1, "starter", _become_starter) for _ in range(_cores()))
+    pools = (ThreadPoolExecutor(1, "starter", _become_starter) for _ in range(count_cores()))
     return itertools.cycle([*pools])
 
 
@@ -68,8 +68,8 @@ def _become_starter() -> None:
     _thread.is_starter = True
 
 
-def _cores() -> int:
-    """The number of cores that the process may use."""
-    if hasattr(os, "sched_getaffinity"):  # on Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def count_cores() -> int:
+    """Returns the number of cores that the process may use."""
+    # macOS and Windows have no affinity.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

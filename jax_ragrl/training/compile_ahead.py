@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from jax_ragrl.learner.policies import Policies
@@ -13,6 +12,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.compile_ahead import Program, compile_programs
 from jax_ragrl.runtime.multihost import on_process_zero
+from jax_ragrl.runtime.small_programs import count_cores
 from jax_ragrl.sampling.sampler import sampler_programs
 from jax_ragrl.sampling.slot_programs import slot_programs
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -37,7 +37,7 @@ def compile_ahead(
     """
     programs = programs_of_run(job, policies, models, tokenizer)
     # All processes compile the same programs, whatever the cores of their machines.
-    cores = on_process_zero(_cores)
+    cores = on_process_zero(count_cores)
     if not job.run.compile_ahead and len(programs) > cores:
         return 0
     return compile_programs(programs, max(1, min(len(programs), cores)))
@@ -71,10 +71,3 @@ def _programs_that_sample(
     # An evaluation and a forced beginning sample one action.
     widths = sorted({1, recipe.width}, reverse=True)
     return sampler_programs(model, tokenizer, jobs, widths, shapes, draws=recipe.rollouts)
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    # macOS and Windows have no affinity.
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -17,7 +17,7 @@ from jax_ragrl.runtime.small_programs import ONE_CORE_PARAMETERS, start, uses_on
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(small_programs, "_cores", lambda: 2)
+    monkeypatch.setattr(small_programs, "count_cores", lambda: 2)
     small_programs._starters.cache_clear()
     yield
     small_programs._starters.cache_clear()

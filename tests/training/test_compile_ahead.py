@@ -21,7 +21,7 @@ def job(*, is_asked: bool) -> types.SimpleNamespace:
 )
 def test_unasked_programs_are_compiled_if_each_has_a_core(cores, is_asked, compiled, monkeypatch):
     monkeypatch.setattr(module, "programs_of_run", lambda *_: ["a", "b", "c"])
-    monkeypatch.setattr(module, "_cores", lambda: cores)
+    monkeypatch.setattr(module, "count_cores", lambda: cores)
     monkeypatch.setattr(module, "compile_programs", lambda programs, _: len(programs))
     assert module.compile_ahead(job(is_asked=is_asked), {}, {}, None) == compiled
 
