@@ -1,14 +1,15 @@
-"""Measures how far stale rollouts hide the language model: seconds of a step, measured and least.
+"""Measures how far stale and early rollouts hide the language model: seconds of a step.
 
-The same config trains with fresh rollouts (`run.staleness` 0) and then with stale ones (1), and its
-language model sleeps per call. The seconds of the fresh steps give the critical path, the least
-time of a step on one set of devices, which serve one program after another:
+The same config trains with fresh rollouts (`run.staleness` 0), with stale ones (1), with early
+ones, which have no lockstep (`rollout.early`), and with both. Its language model sleeps per
+request. The seconds of the fresh steps give the critical path in lockstep, the least time of a step
+on one set of devices, which serve one program after another:
 
     fresh    device + llm + retriever + host + update
     stale    max(device + llm + retriever + host, device + update)
 
 The first four are the rollout by the cause of waiting, see `rollout.waiting`. The update has the
-credit.
+credit. Without lockstep there is no such formula: how the latencies differ decides.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.policies import Policies
+from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.rollout.pipelining import ContextProxy
 from jax_ragrl.rollout.waiting import DEVICE
 from jax_ragrl.run.components import Components, build_components
@@ -33,23 +36,36 @@ from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.runtime.compile_cache import compile_seconds
 from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies, turns_to_train
 from jax_ragrl.training.rollouts import Rollouts
+from jax_ragrl.types import LLMRequest
 
 FIRST_STEPS = 2  # first steps: they compile, and the first rollouts of a run are never stale
 IMPORTANCE_WEIGHT_CAP = 2.0  # of configs without one; both runs have it, and so the same work
+# The keys of the section `run` that each kind of rollouts has.
+MODES: dict[str, dict[str, Any]] = {
+    "fresh": {},
+    "stale": {"staleness": 1},
+    "early": {"lockstep": False},
+    "stale_and_early": {"staleness": 1, "lockstep": False},
+}
 Facts = dict[str, float]
 
 
-def bench_overlap(values: Mapping[str, Any], latency: float, steps: int) -> dict[str, Any]:
-    """Trains a config with fresh and with stale rollouts.
+def bench_overlap(
+    values: Mapping[str, Any], latency: float, steps: int, *, is_exponential: bool = False
+) -> dict[str, Any]:
+    """Trains a config with fresh, stale and early rollouts.
 
     Args:
       values: the values of the config.
-      latency: seconds that the language model sleeps per call.
+      latency: seconds that the language model sleeps per request; concurrent requests sleep
+        together.
       steps: steps per run; the first two are not counted.
+      is_exponential: whether the seconds are distributed exponentially, with `latency` as mean.
 
     Returns:
-      For `fresh` and `stale` rollouts the medians over steps of the seconds of a step and its
-      parts, the critical path, and `step_s` over it (`ratio`); and `speedup`, fresh over stale.
+      For `fresh`, `stale`, `early` and `stale_and_early` rollouts the medians over steps of the
+      seconds of a step and its parts, and the `speedup` over fresh ones; for the first two the
+      critical path too, and `step_s` over it (`ratio`).
 
     Raises:
       UserError: no step would be counted.
@@ -59,16 +75,21 @@ def bench_overlap(values: Mapping[str, Any], latency: float, steps: int) -> dict
     job = _with_cap(load_job(values))
     with tempfile.TemporaryDirectory() as folder:
         parts = build_components(job, pathlib.Path(folder))
-        parts = parts._replace(llm=ContextProxy(parts.llm, lambda: _sleeping(latency)))
-        runs = [medians(measure_run(_with_staleness(job, n, steps), parts)) for n in (0, 1)]
-    fresh, stale = (run | _compare(run, runs[0], n) for n, run in enumerate(runs))
+        parts = parts._replace(llm=SleepingLLM(parts.llm, latency, is_exponential))
+        runs = {
+            name: medians(measure_run(_with(job, steps, mode), parts))
+            for name, mode in MODES.items()
+        }
+    for run in runs.values():
+        run |= {"speedup": round(runs["fresh"]["step_s"] / run["step_s"], 3)}
+    for name in ("fresh", "stale"):
+        runs[name] |= _compare(runs[name], runs["fresh"], MODES[name].get("staleness", 0))
     return {
         "device": jax.devices()[0].device_kind,
         "latency_s": latency,
+        "exponential": is_exponential,
         "counted_steps": steps - FIRST_STEPS,
-        "fresh": fresh,
-        "stale": stale,
-        "speedup": round(fresh["step_s"] / stale["step_s"], 3),
+        **runs,
     }
 
 
@@ -78,15 +99,29 @@ def _with_cap(job: Job) -> Job:
     return dataclasses.replace(job, objective=objective)
 
 
-def _with_staleness(job: Job, staleness: int, steps: int) -> Job:
-    run = dataclasses.replace(job.run, staleness=staleness, steps=steps)
-    return dataclasses.replace(job, run=run)
+def _with(job: Job, steps: int, mode: Mapping[str, Any]) -> Job:
+    run = {"staleness": 0, "lockstep": True, "steps": steps, **mode}
+    return dataclasses.replace(job, run=dataclasses.replace(job.run, **run))
 
 
-@contextlib.contextmanager
-def _sleeping(seconds: float) -> Iterator[None]:
-    time.sleep(seconds)
-    yield
+class SleepingLLM(ContextProxy):
+    """A language model that sleeps as long as the slowest request of a call, and then answers."""
+
+    def __init__(self, llm: FrozenLLM, latency: float, is_exponential: bool) -> None:
+        super().__init__(llm, contextlib.nullcontext)
+        self._latency, self._is_exponential = latency, is_exponential
+
+    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
+        """Returns the replies of the language model."""
+        time.sleep(max(map(self.seconds, requests)))
+        replies: Sequence[str | EffectError] = self._target.complete(requests)
+        return replies
+
+    def seconds(self, request: LLMRequest) -> float:
+        """Returns the seconds of a request, which are a function of its seed."""
+        if not self._is_exponential:
+            return self._latency
+        return self._latency * random.Random(request.seed).expovariate(1.0)
 
 
 def measure_run(job: Job, parts: Components) -> list[Facts]:

@@ -81,7 +81,7 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
 
 def _add_run_measurements(add: Callable[..., argparse.ArgumentParser]) -> None:
     """The measurements of training runs."""
-    summary = "fresh and stale rollouts of --config=FILE with a language model that sleeps"
+    summary = "fresh, stale and early rollouts of --config=FILE with a language model that sleeps"
     _add_overlap_options(add("overlap", measure_overlap, summary, takes_config=True))
     summary = "what the training guard sees in the logs of finished runs"
     _add_guard_options(add("guard", measure_guard, summary))
@@ -175,8 +175,10 @@ def _add_step_options(kind: argparse.ArgumentParser) -> None:
 
 
 def _add_overlap_options(kind: argparse.ArgumentParser) -> None:
-    latency = "seconds that the language model sleeps per call before it answers"
+    latency = "seconds that the language model sleeps per request before it answers"
     kind.add_argument("--latency", type=float, default=1.0, help=latency)
+    exponential = "distribute the seconds exponentially, with --latency as mean"
+    kind.add_argument("--exponential", action="store_true", help=exponential)
     _add_number_options(kind, (("steps", 6, "steps per run; the first two are not counted"),))
 
 
@@ -376,7 +378,8 @@ def measure_step(options: argparse.Namespace) -> dict[str, Any]:
 def measure_overlap(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.overlap import bench_overlap
 
-    return bench_overlap(load_config(None, options.config), options.latency, options.steps)
+    values = load_config(None, options.config)
+    return bench_overlap(values, options.latency, options.steps, is_exponential=options.exponential)
 
 
 def measure_sample(options: argparse.Namespace) -> dict[str, Any]:

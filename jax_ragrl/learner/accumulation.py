@@ -52,6 +52,7 @@ def accumulate(
                 layout=model.layout,
                 total=grads,  # donated, so there is a single tree of gradients
             )
+        spec.give_way(batch_sums)
         sums.append(batch_sums)
         outputs += [] if batch_outputs is None else [batch_outputs]
     return grads, sums, outputs

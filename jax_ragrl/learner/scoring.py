@@ -67,14 +67,16 @@ def run_batches(
     # An array, not a Python number: another temperature uses the same program.
     temperature = scalar(spec.temperature, spec.mesh)
     split = model.with_params(params)
-    is_small = uses_one_core(split, spec.mesh)
+    concurrently = not spec.shares_devices and uses_one_core(split, spec.mesh)
 
     def score_rows(rows: Rows) -> TokenOutputs:
         with mesh_context(spec.mesh), report_compiling(f"scoring {shape_of(rows)}"):
-            return score(split, rows, temperature, spec.allowed_ZV)
+            outputs = score(split, rows, temperature, spec.allowed_ZV)
+        spec.give_way(outputs)
+        return outputs
 
     return [
-        start(functools.partial(score_rows, rows), concurrently=is_small)
+        start(functools.partial(score_rows, rows), concurrently=concurrently)
         for rows in shard_batch([batch.rows for batch in batches], spec.mesh)
     ]
 

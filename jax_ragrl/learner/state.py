@@ -84,6 +84,7 @@ class PolicySpec(NamedTuple):
       allowed_ZV: the tokens that the grammar of each role allows: bool, or the automaton of
         `grammars`; None: all.
       grammars: the strict grammars of the roles, on the host; None without any.
+      shares_devices: whether rollouts use the devices during updates.
     """
 
     policy: ModelSpec
@@ -96,6 +97,19 @@ class PolicySpec(NamedTuple):
     mesh: Mesh | None
     allowed_ZV: Any = None
     grammars: RoleGrammars | None = None
+    shares_devices: bool = False
+
+    def give_way(self, outputs: Any) -> None:
+        """Waits for a program of an update if rollouts use the devices too.
+
+        Devices run programs in the order of their start, so that a rollout would wait for all
+        programs of an update that were started before its own.
+
+        Args:
+          outputs: of the program.
+        """
+        if self.shares_devices:
+            jax.block_until_ready(outputs)
 
 
 class Policy(NamedTuple):
@@ -123,6 +137,7 @@ def prepare(
     allowed_ZV: np.ndarray | None = None,
     frozen_twin: Decoder | None = None,
     grammars: RoleGrammars | None = None,
+    shares_devices: bool = False,
 ) -> Policy:
     """Builds the policy of a run from a decoder, which remains unchanged.
 
@@ -146,6 +161,7 @@ def prepare(
       frozen_twin: a decoder with equal weights in the compute dtype that exists anyway, such as a
         frozen language model; None: there is none.
       grammars: strict grammars in place of `allowed_ZV`.
+      shares_devices: whether rollouts use the devices during updates (`run.staleness`).
 
     Raises:
       UserError: choices that do not fit together.
@@ -168,6 +184,7 @@ def prepare(
         mesh=mesh,
         allowed_ZV=None if token_mask is None else replicate(token_mask, mesh),
         grammars=grammars,
+        shares_devices=shares_devices,
     )
     return Policy(spec, state)
 

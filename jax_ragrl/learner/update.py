@@ -297,7 +297,8 @@ def optimize(
     def take_step(model: ModelSpec, of_model: TrainState) -> Step:
         # The steps of policy and critic are independent: both may run at the same time.
         step = functools.partial(accumulate_and_step, policy, model, of_model, batches, targets)
-        return start(step, concurrently=uses_one_core(of_model.params, spec.mesh))
+        concurrently = not spec.shares_devices and uses_one_core(of_model.params, spec.mesh)
+        return start(step, concurrently=concurrently)
 
     actor, sums, outputs = take_step(spec.policy, state.policy)
     if spec.critic is None or state.critic is None:

@@ -15,7 +15,8 @@ call per kind, and advances the branches:
                      ------------- branches of the next round --
 
 The three calls run concurrently. (A language model on the devices of the run comes after the
-sampler.) The result of a branch never depends on the other branches in the batch.
+sampler.) The result of a branch never depends on the other branches in the batch. Without lockstep
+a branch does not wait for the others of its round, see `rollout.early`.
 
 A state that waits for several effects gets all replies together, in the order of its effects. Its
 actions become a chain of nodes: the first action is the parent of the second.
@@ -27,7 +28,6 @@ import collections
 import dataclasses
 import functools
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, cast
@@ -36,24 +36,29 @@ from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM, MeteredReply, without_thoughts
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
+from jax_ragrl.rollout.branches import (
+    BatchedCall,
+    Branch,
+    EffectReply,
+    PendingEffect,
+    is_on_device,
+)
+from jax_ragrl.rollout.early import run_early
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action, parse_action
 from jax_ragrl.rollout.system import Reply, State, System
 from jax_ragrl.rollout.tree import (
     LEAF,
-    NO_PARENT,
     SEARCH,
     Action,
     Call,
     Forest,
     Record,
     build_forest,
+    reorder,
 )
 from jax_ragrl.types import Hits, LLMRequest, Message, Question
-
-# The reply to one effect: `Generate`, `CallLLM`, `Search`, a search that failed, `Done`.
-EffectReply = Sequence[Action] | Sequence[str | EffectError] | Hits | EffectError | None
 
 
 def count_words(text: str) -> int:
@@ -108,40 +113,6 @@ class Environment(NamedTuple):
     judge: FrozenLLM | None = None
 
 
-class Branch(NamedTuple):
-    """A live state of one question.
-
-    Fields:
-      state: the state of the system.
-      question: the index of the question.
-      parent: the node that led to the state.
-      path: the indices of the siblings chosen from the root to the state.
-      nodes: the actions from the root to the state.
-      calls: the calls to the environment on the way.
-      is_followed: whether the rollout continues after the pending search (see `Branching.peek`).
-    """
-
-    state: State
-    question: int
-    parent: int = NO_PARENT
-    path: tuple[int, ...] = ()
-    nodes: tuple[int, ...] = ()
-    calls: tuple[Call, ...] = ()
-    is_followed: bool = True
-
-    def seed(self, run: int, question: Question, slot: int = 0) -> int:
-        """Returns a 32-bit seed of the state, which no other question in the batch can change.
-
-        Args:
-          run: the seed of the rollout.
-          question: the question of the branch.
-          slot: the index of the effect among the effects of the state.
-        """
-        # Resumed runs must draw the same numbers, so this tuple never changes its form.
-        name = (run, question.id, self.path) + ((slot,) if slot else ())
-        return zlib.crc32(repr(name).encode())
-
-
 def collect(
     system: System,
     expander: Expander,
@@ -150,6 +121,8 @@ def collect(
     *,
     seed: int = 0,
     rollouts: int = 1,
+    numbers: Sequence[Sequence[int]] | None = None,
+    lockstep: bool = True,
 ) -> Forest:
     """Rolls out every question until all branches have ended; rewards are still 0.
 
@@ -160,34 +133,31 @@ def collect(
       environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: independent copies of every question's rollout, which are never merged (groups).
+      numbers: per question the numbers, from 0, of the copies to make; None: all of them.
+      lockstep: whether all branches wait for each other in every round; if not, see
+        `rollout.early`.
 
     Returns:
       The forest. `Recipe.reward` computes its rewards.
     """
-    copies: list[tuple[int, ...]] = [(g,) for g in range(rollouts)] if rollouts > 1 else [()]
+    numbers = [range(rollouts)] * len(questions) if numbers is None else numbers
     live, repeats = [], collections.Counter[str]()
-    for i, question in enumerate(questions):
+    for i, (question, own) in enumerate(zip(questions, numbers, strict=True)):
         # Negative, so that the path of a repeated question equals no path of its first copy.
         prefix = (-repeats[question.id],) if repeats[question.id] else ()
-        live += [Branch(system.start(question), i, path=prefix + path) for path in copies]
+        paths = [prefix + ((number,) if rollouts > 1 else ()) for number in own]
+        live += [Branch(system.start(question), i, path=path) for path in paths]
         repeats[question.id] += 1
-    # Two workers: the retriever and the language model. The sampler runs in this thread.
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        rollout = BatchRollout(system, expander, tuple(questions), environment, seed, pool)
-        while live:
-            # A failed question costs nothing more: its branches are dropped at once.
-            live = rollout.run_round([b for b in live if b.question not in rollout.failures])
+    live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
+    rollout = BatchRollout(system, expander, tuple(questions), environment, seed)
+    if lockstep:
+        rollout.run_rounds(live)
+    else:
+        run_early(rollout, live)
+    rollout.sort_records()
     if environment.judge is not None:
         rollout.grade(environment.judge)
     return build_forest(questions, rollout.records, rollout.failures)
-
-
-class PendingEffect(NamedTuple):
-    """One effect of one live branch; `slot` is its index among the effects of the state."""
-
-    branch: Branch
-    slot: int
-    effect: Effect
 
 
 @dataclasses.dataclass
@@ -196,11 +166,10 @@ class BatchRollout:
 
     Fields:
       system, expander, questions, environment, seed: the arguments of `collect`.
-      pool: runs the retriever and the language model while the sampler runs.
       records: the nodes so far.
+      places: the place of the branch of each node.
       failures: error messages by the index of the question whose environment failed.
       token_counts: the token counts of texts that `environment.count` has measured.
-      num_rounds: the number of rounds so far.
     """
 
     system: System
@@ -208,29 +177,52 @@ class BatchRollout:
     questions: tuple[Question, ...]
     environment: Environment
     seed: int
-    pool: Executor
     records: list[Record] = dataclasses.field(default_factory=list)
+    places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
     token_counts: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_rounds: int = 0
 
-    def run_round(self, live: Sequence[Branch]) -> list[Branch]:
+    def run_rounds(self, live: Sequence[Branch]) -> None:
+        """Rolls out branches until all have ended, in lockstep."""
+        # Two workers: the retriever and the language model. The sampler runs in this thread.
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            while live:
+                # A failed question costs nothing more: its branches are dropped at once.
+                live = [branch for branch in live if branch.question not in self.failures]
+                live = self._run_round(live, pool)
+
+    def _run_round(self, live: Sequence[Branch], pool: Executor) -> list[Branch]:
         """Performs one round; returns the branches that follow, in the order of `live`."""
         # 1. What does each branch wait for?
-        effects = [_as_tuple(self.system.next_effects(branch.state)) for branch in live]
+        effects = [self.effects_of(branch) for branch in live]
         pending = [
             PendingEffect(branch, slot, effect)
             for branch, own_effects in zip(live, effects, strict=True)
             for slot, effect in enumerate(own_effects)
         ]
         # 2. One batched call per kind of effect.
-        replies = iter(self._perform_effects(pending))
+        replies = iter(self._perform_effects(pending, pool))
         # 3. Each branch advances with its own replies.
         next_live: list[Branch] = []
         for branch, own_effects in zip(live, effects, strict=True):
-            next_live += self._advance(branch, own_effects, [next(replies) for _ in own_effects])
-        self.num_rounds += 1
+            next_live += self.advance(branch, own_effects, [next(replies) for _ in own_effects])
         return next_live
+
+    def effects_of(self, branch: Branch) -> tuple[Effect, ...]:
+        """Returns the effects that a branch waits for."""
+        return _as_tuple(self.system.next_effects(branch.state))
+
+    @property
+    def calls(self) -> dict[type, BatchedCall]:
+        """The batched call of each kind of effect."""
+        return {Generate: self._sample, Search: self._search, CallLLM: self._call_llm}
+
+    def sort_records(self) -> None:
+        """Sorts the nodes by round and by place, in whatever order their branches advanced."""
+        order = sorted(
+            range(len(self.records)), key=lambda n: (self.records[n].round, self.places[n])
+        )
+        self.records = reorder(self.records, order)
 
     def grade(self, judge: FrozenLLM) -> None:
         """Sets the verdict of every answer; a question whose judge failed becomes a failure."""
@@ -244,31 +236,22 @@ class BatchRollout:
             if math.isnan(verdict):
                 self.failures[record.question] = f"{judge.name} failed to judge an answer"
 
-    def _perform_effects(self, pending: Sequence[PendingEffect]) -> list[EffectReply]:
+    def _perform_effects(
+        self, pending: Sequence[PendingEffect], pool: Executor
+    ) -> list[EffectReply]:
         """Performs all effects in one batched call per kind; returns one reply per effect."""
-        searches = [p.effect for p in pending if isinstance(p.effect, Search)]
-        search = functools.partial(_search, self.environment.retriever, searches)
-        llm_calls = [
-            (p.effect, self._seed(p.branch, p.slot))
-            for p in pending
-            if isinstance(p.effect, CallLLM)
-        ]
-        call_llm = functools.partial(self._call_llm, llm_calls)
+        sample, search, call_llm = (
+            functools.partial(call, [p for p in pending if isinstance(p.effect, kind)])
+            for kind, call in self.calls.items()
+        )
         # Devices of a mesh must start their programs in one order on every host. So a model on the
         # devices runs in the thread of the sampler, after it, as does a search that asks one.
-        if not getattr(self.environment.retriever, "on_device", False):
-            search = self.pool.submit(search).result  # type: ignore[assignment]
-        if not getattr(self.environment.llm, "on_device", False):
-            call_llm = self.pool.submit(call_llm).result  # type: ignore[assignment]
-        actions = self.environment.sampler.sample(
-            [
-                self._action_request(p.branch, p.slot, p.effect)
-                for p in pending
-                if isinstance(p.effect, Generate)
-            ]
-        )
+        if not is_on_device(self.environment.retriever):
+            search = pool.submit(search).result  # type: ignore[assignment]
+        if not is_on_device(self.environment.llm):
+            call_llm = pool.submit(call_llm).result  # type: ignore[assignment]
         replies: dict[type, Iterator[EffectReply]] = {
-            Generate: iter(actions),
+            Generate: iter(sample()),
             Search: iter(search()),
             CallLLM: iter(call_llm()),
         }
@@ -276,26 +259,44 @@ class BatchRollout:
             None if isinstance(p.effect, Done) else next(replies[type(p.effect)]) for p in pending
         ]
 
-    def _seed(self, branch: Branch, slot: int) -> int:
-        return branch.seed(self.seed, self.questions[branch.question], slot)
+    def _sample(self, pending: Sequence[PendingEffect]) -> Sequence[Sequence[Action]]:
+        """Samples the actions of some `Generate` in one batched call."""
+        return self.environment.sampler.sample([self._action_request(p) for p in pending])
 
-    def _action_request(self, branch: Branch, slot: int, effect: Generate) -> ActionRequest:
+    def _search(self, pending: Sequence[PendingEffect]) -> Sequence[Hits | EffectError]:
+        """Makes some searches in one batched call; an `EffectError` replaces hits that failed."""
+        searches = [cast(Search, p.effect) for p in pending]
+        if not searches:
+            return []
+        try:
+            pages = [(s.query, s.k, s.page) for s in searches]
+            return search_pages(self.environment.retriever, pages)
+        except EffectError as error:
+            return [error] * len(searches)
+
+    def _seed(self, pending: PendingEffect) -> int:
+        question = self.questions[pending.branch.question]
+        return pending.branch.seed(self.seed, question, pending.slot)
+
+    def _action_request(self, pending: PendingEffect) -> ActionRequest:
+        branch, effect = pending.branch, cast(Generate, pending.effect)
         question = self.questions[branch.question]
         return ActionRequest(
             role=self.system.roles[effect.role],
             messages=effect.messages,
             branching=self.expander(effect, question.text),
-            seed=self._seed(branch, slot),
+            seed=self._seed(pending),
             history=effect.history,
             question=question,
             state=branch.state,
         )
 
-    def _call_llm(self, calls: Sequence[tuple[CallLLM, int]]) -> list[Sequence[str | EffectError]]:
-        """Makes all samples of all calls, each with its seed, in one batched call.
+    def _call_llm(self, pending: Sequence[PendingEffect]) -> list[Sequence[str | EffectError]]:
+        """Makes all samples of some `CallLLM`, each with its seed, in one batched call.
 
         An `EffectError` takes the place of a reply that failed.
         """
+        calls = [(cast(CallLLM, p.effect), self._seed(p)) for p in pending]
         requests = [
             effect.request._replace(seed=seed + i)
             for effect, seed in calls
@@ -311,10 +312,23 @@ class BatchRollout:
         rest = iter(replies)
         return [[next(rest) for _ in range(effect.samples)] for effect, _ in calls]
 
+    def advance(
+        self, branch: Branch, effects: tuple[Effect, ...], replies: list[EffectReply]
+    ) -> list[Branch]:
+        """Returns the branches that follow a branch.
+
+        Args:
+          branch: the branch.
+          effects: all effects that it waits for.
+          replies: one per effect.
+        """
+        following = self._advance(branch, effects, replies)
+        self.places += [branch.place] * (len(self.records) - len(self.places))
+        return [b._replace(place=(*branch.place, i)) for i, b in enumerate(following)]
+
     def _advance(
         self, branch: Branch, effects: tuple[Effect, ...], replies: list[EffectReply]
     ) -> list[Branch]:
-        """Returns the branches that follow `branch` after the replies to all of its effects."""
         if errors := _errors(replies):
             self.failures[branch.question] = str(errors[-1])
             return []
@@ -363,7 +377,7 @@ class BatchRollout:
         return [b for b in children if b.parent in followed_nodes] + searching
 
     def _only_searches(self, branch: Branch) -> bool:
-        effects = _as_tuple(self.system.next_effects(branch.state))
+        effects = self.effects_of(branch)
         return all(isinstance(effect, Search) for effect in effects)
 
     def _record_passages(self, branch: Branch, replies: Sequence[EffectReply]) -> None:
@@ -393,7 +407,7 @@ class BatchRollout:
                 action=action,
                 is_forced=action.logps is None,  # only sampled actions have log-probabilities
                 parsed=parsed,
-                round=self.num_rounds,
+                round=branch.round,
             )
         )
         node = len(self.records) - 1
@@ -439,14 +453,14 @@ class BatchRollout:
             if isinstance(effect, Search):
                 turn = latest if effect.turn < 0 else effect.turn
                 passages = cast(Hits, reply).passages
-                calls.append(Call(SEARCH, turn, self.num_rounds, effect.query, passages=passages))
+                calls.append(Call(SEARCH, turn, branch.round, effect.query, passages=passages))
             elif isinstance(effect, CallLLM):
                 turn = latest if effect.turn < 0 else effect.turn
-                texts = cast(Sequence[str], reply)
-                calls += [self._llm_call(effect.request, turn, text) for text in texts]
+                texts, request = cast(Sequence[str], reply), effect.request
+                calls += [self._llm_call(request, turn, branch.round, text) for text in texts]
         return tuple(calls)
 
-    def _llm_call(self, request: LLMRequest, turn: int, reply: str) -> Call:
+    def _llm_call(self, request: LLMRequest, turn: int, round_: int, reply: str) -> Call:
         # A server bills by its own counts; for other models the policy's tokenizer counts.
         if isinstance(reply, MeteredReply):
             prompt_tokens, completion_tokens = reply.prompt_tokens, reply.completion_tokens
@@ -456,7 +470,7 @@ class BatchRollout:
         return Call(
             purpose=request.purpose,
             turn=turn,
-            round=self.num_rounds,
+            round=round_,
             request=request.messages[-1].content,
             reply=str(reply),
             prompt_tokens=prompt_tokens,
@@ -476,7 +490,7 @@ class BatchRollout:
             role=LEAF,
             depth=branch.state.depth,
             path=branch.path,
-            round=self.num_rounds,
+            round=branch.round,
             calls=branch.calls,
             answer=done.answer,
             finish_reason=done.finish_reason,
@@ -499,13 +513,3 @@ def _errors(replies: Sequence[EffectReply]) -> list[EffectError]:
     """Returns the errors among the replies and, of replies that are lists, among their elements."""
     flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
     return [reply for reply in flat if isinstance(reply, EffectError)]
-
-
-def _search(retriever: Retriever, searches: Sequence[Search]) -> Sequence[Hits | EffectError]:
-    """Makes all searches in one batched call; an `EffectError` takes the place of failed hits."""
-    if not searches:
-        return []
-    try:
-        return search_pages(retriever, [(s.query, s.k, s.page) for s in searches])
-    except EffectError as error:
-        return [error] * len(searches)

@@ -1,70 +1,99 @@
-"""Data-parallel rollouts: each process rolls out a shard of the questions, and all get the forest.
+"""Data-parallel rollouts: each process makes a shard of the rollouts, and all get the forest.
 
-A rollout depends only on its own question, and nodes are recorded round by round in the order of
-the questions. So the forests of the shards, merged in that order, equal the forest of one process.
+A rollout depends only on its own question and number, and nodes are recorded round by round in the
+order of the questions and numbers. So the forests of the shards, merged in that order, equal the
+forest of one process. Processes that outnumber the questions share the copies of each question (the
+rollouts of a group); with fewer processes, copies stay together, because they share their prompt.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, build_forest
+from jax_ragrl.rollout.branches import rollout_number
+from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, build_forest, reorder
 from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.types import Question
 
+# The indices of the questions of a shard, ascending, and the numbers of the rollouts of each.
+Shard = Mapping[int, Sequence[int]]
+# From questions, and the numbers of the rollouts of each, to their forest, as `collect`.
+RollOut = Callable[[Sequence[Question], Sequence[Sequence[int]]], Forest]
+
 
 def data_parallel_rollout(
-    questions: Sequence[Question], roll_out: Callable[[Sequence[Question]], Forest]
+    questions: Sequence[Question], roll_out: RollOut, rollouts: int = 1
 ) -> Forest:
     """Rolls out the questions on all processes and returns the same forest on each (a collective).
 
-    `roll_out` gets the shard of this process, and acts in an environment on its own devices. With a
-    single process this is a plain call.
+    Args:
+      questions: the batch.
+      roll_out: rolls out the shard of this process in an environment on its own devices.
+      rollouts: rollouts per question.
     """
-    if jax.process_count() == 1:
-        return roll_out(questions)
-    shards = shard_questions(questions, jax.process_count())
-    local_questions = [questions[i] for i in shards[jax.process_index()]]
-    return merge_shards(questions, shards, all_gather_object(lambda: roll_out(local_questions)))
+    shards = shard_questions(questions, jax.process_count(), rollouts)
+    if len(shards) == 1:
+        return roll_out(questions, [range(rollouts)] * len(questions))
+    own = shards[jax.process_index()]
+    forests = all_gather_object(lambda: roll_out([questions[i] for i in own], [*own.values()]))
+    return merge_shards(questions, shards, forests, rollouts)
 
 
-def shard_questions(questions: Sequence[Question], count: int) -> list[list[int]]:
-    """Returns the ascending question indices of each of `count` shards.
+def shard_questions(
+    questions: Sequence[Question], count: int, rollouts: int = 1
+) -> list[dict[int, list[int]]]:
+    """Divides the rollouts of questions into `count` shards.
 
-    Copies of a question stay in one shard, because `collect` distinguishes them by their order.
+    A question that occurs several times has the same shards each time, because `collect`
+    distinguishes its occurrences by their order.
+
+    Args:
+      questions: the batch.
+      count: the number of shards.
+      rollouts: rollouts per question.
     """
-    distinct = dict.fromkeys(question.id for question in questions)
-    # Round-robin over distinct ids: shards differ by at most one distinct question.
-    shard_of = {name: k % count for k, name in enumerate(distinct)}
-    return [[i for i, q in enumerate(questions) if shard_of[q.id] == s] for s in range(count)]
+    number = {name: k for k, name in enumerate(dict.fromkeys(q.id for q in questions))}
+    shards: list[dict[int, list[int]]] = [{} for _ in range(count)]
+    for i, question in enumerate(questions):
+        # Round-robin over distinct ids; more shards than ids are dealt out a second time.
+        own = range(number[question.id] % count, count, len(number))
+        for rollout in range(rollouts):
+            shards[own[rollout % len(own)]].setdefault(i, []).append(rollout)
+    return shards
 
 
 def merge_shards(
-    questions: Sequence[Question], shards: Sequence[Sequence[int]], forests: Sequence[Forest]
+    questions: Sequence[Question],
+    shards: Sequence[Shard],
+    forests: Sequence[Forest],
+    rollouts: int = 1,
 ) -> Forest:
     """Merges the forests of shards; node for node the forest of one `collect` over all questions.
 
     Args:
       questions: the whole batch.
-      shards: the question indices of each shard, see `shard_questions`.
+      shards: the questions and rollouts of each shard, see `shard_questions`.
       forests: the forest of each shard.
+      rollouts: rollouts per question.
     """
     # 1. Concatenate the records, with parents and questions renumbered.
     rows, failures = list[Record](), dict[int, str]()
     for shard, forest in zip(shards, forests, strict=True):
-        offset = len(rows)
+        offset, indices = len(rows), [*shard]
         for record in forest.records:
             parent = record.parent if record.parent == NO_PARENT else offset + record.parent
-            question = shard[record.question]
+            question = indices[record.question]
             rows.append(dataclasses.replace(record, parent=parent, question=question))
         messages = zip(forest.failed_questions, forest.failures, strict=True)
-        failures |= {shard[i]: message for i, message in messages}
-    # 2. Sort them as one `collect` records them: by round, then by question. The sort is stable, so
-    #    the order within a question and round stays.
-    order = sorted(range(len(rows)), key=lambda n: (rows[n].round, rows[n].question))
-    node = {old: new for new, old in enumerate(order)} | {NO_PARENT: NO_PARENT}
-    records = [dataclasses.replace(rows[n], parent=node[rows[n].parent]) for n in order]
-    return build_forest(questions, records, failures)
+        failures |= {indices[i]: message for i, message in messages}
+
+    # 2. Sort them as one `collect` records them: by round, question and number. The sort is stable,
+    #    so the order within a rollout and round stays.
+    def place(n: int) -> tuple[int, int, int]:
+        return rows[n].round, rows[n].question, rollout_number(rows[n].path, rollouts)
+
+    order = sorted(range(len(rows)), key=place)
+    return build_forest(questions, reorder(rows, order), failures)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
+from jax_ragrl.rollout.branches import is_on_device
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.data_parallel import merge_shards, shard_questions
 from jax_ragrl.rollout.tree import Forest
@@ -23,7 +24,7 @@ def pipelined_rollout(
     questions: Sequence[Question],
     environment: Environment,
     count: int,
-    roll_out: Callable[[Sequence[Question], Environment], Forest],
+    roll_out: Callable[[Sequence[int], Environment], Forest],
 ) -> Forest:
     """Rolls out `count` groups of questions in concurrent threads; the forest equals that of one.
 
@@ -35,22 +36,23 @@ def pipelined_rollout(
       questions: the batch.
       environment: sampler, retriever and language models.
       count: the number of groups; 1 is a plain call.
-      roll_out: rolls out the questions of a group in an environment.
+      roll_out: rolls out the questions of a group, which it gets by their indices in the batch, in
+        an environment.
     """
     # Copies of a question must stay together, so groups are shards.
     shards = [shard for shard in shard_questions(questions, count) if shard]
     if len(shards) < 2:
-        return roll_out(questions, environment)
+        return roll_out(range(len(questions)), environment)
     # One lock per resource, so that a search in one group overlaps with sampling in another.
     device, search = threading.Lock(), threading.Lock()
 
     # A reranker may be a language model on the sampler's devices.
     retriever = environment.retriever
-    searches = device if getattr(retriever, "on_device", False) else search
+    searches = device if is_on_device(retriever) else search
 
     def with_lock(model: Any) -> Any:
         # Servers accept concurrent requests, so a language model on a server has no lock.
-        return ContextProxy(model, lambda: device) if getattr(model, "on_device", False) else model
+        return ContextProxy(model, lambda: device) if is_on_device(model) else model
 
     exclusive = environment._replace(
         retriever=ContextProxy(retriever, lambda: searches),
@@ -59,12 +61,11 @@ def pipelined_rollout(
     )
     with ThreadPoolExecutor(len(shards)) as pool:
         # `map` keeps the order of the groups and raises the first exception of a group.
-        groups = [[questions[i] for i in shard] for shard in shards]
         # Kept contexts are never shared: groups would find others in every run.
         samplers = [ContextProxy(separate(environment.sampler), lambda: device) for _ in shards]
         forests = pool.map(
             lambda group, sampler: roll_out(group, exclusive._replace(sampler=sampler)),
-            groups,
+            map(list, shards),
             samplers,
         )
         return merge_shards(questions, shards, [*forests])

@@ -220,6 +220,17 @@ def build_forest(
     )
 
 
+def reorder(records: Sequence[Record], order: Sequence[int]) -> list[Record]:
+    """Returns nodes in another order, with their parents renumbered.
+
+    Args:
+      records: the nodes.
+      order: their old numbers in the new order, in which a parent comes before its children too.
+    """
+    number = {old: new for new, old in enumerate(order)} | {NO_PARENT: NO_PARENT}
+    return [dataclasses.replace(records[n], parent=number[records[n].parent]) for n in order]
+
+
 def sibling_groups(forest: Forest) -> list[list[int]]:
     """Returns the nodes of each decision: the actions that were tried in one state."""
     groups: dict[tuple[int, int, tuple[int, ...]], list[int]] = collections.defaultdict(list)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from jax_ragrl.rollout.branches import is_on_device
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.pipelining import ContextProxy, separate
 
@@ -49,7 +50,7 @@ class WaitingTimes:
         )
 
     def _proxy(self, model: Any, cause: str) -> Any:
-        own = DEVICE if getattr(model, "on_device", False) else cause
+        own = DEVICE if is_on_device(model) else cause
         return ContextProxy(model, lambda: self.call(own))
 
     @contextlib.contextmanager

@@ -131,6 +131,10 @@ class Run:
       pipeline_groups: the number of groups of questions that are rolled out concurrently. More
         than 1 helps if the devices would wait for a retriever or a language model on other
         machines; see `rollout.pipelining`.
+      lockstep: whether all branches of a group wait for each other in every round. Without it a
+        branch continues as soon as its own replies have arrived, which helps if some replies of a
+        language model on other machines take much longer than others; see `rollout.early`. A
+        resumed run then equals an undisturbed one up to rounding errors.
       staleness: with 1, the rollouts of a step are made during the update of the step before, by
         policies that are one update older than those it trains; needs
         `objective.importance_weight_cap`, unless the update is DPO. With 0, an update waits for
@@ -165,6 +169,7 @@ class Run:
     steps: int
     questions_per_step: int = 16
     pipeline_groups: int = 1
+    lockstep: bool = True
     staleness: int = 0
     compile_ahead: bool = False
     save_every: int = 5

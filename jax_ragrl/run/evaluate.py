@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -203,7 +202,9 @@ def evaluate(
 def _roll_out(
     system: System, questions: Sequence[Question], environment: Environment, batch: int
 ) -> list[Forest]:
-    roll_out = functools.partial(collect, system, single_chain, environment=environment)
+    def roll_out(own: Sequence[Question], numbers: Sequence[Sequence[int]]) -> Forest:
+        return collect(system, single_chain, own, environment, numbers=numbers)
+
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     return [_without_lost(data_parallel_rollout(chunk, roll_out)) for chunk in chunks]

@@ -7,7 +7,6 @@ several threads start at the same time.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import threading
@@ -57,11 +56,16 @@ def start(programs: Callable[[], T], *, concurrently: bool) -> T:
     return next(_starters()).submit(programs).result()
 
 
-@functools.cache
 def _starters() -> Iterator[ThreadPoolExecutor]:
-    """Threads that start programs in turn, one per core."""
-    pools = (ThreadPoolExecutor(1, "starter", _become_starter) for _ in range(count_cores()))
-    return itertools.cycle([*pools])
+    """Threads that start programs in turn, one per core, for the thread that calls this.
+
+    Threads that share them would wait for each other: a rollout for all programs of an update.
+    """
+    if not hasattr(_thread, "starters"):
+        pools = (ThreadPoolExecutor(1, "starter", _become_starter) for _ in range(count_cores()))
+        _thread.starters = itertools.cycle([*pools])
+    starters: Iterator[ThreadPoolExecutor] = _thread.starters
+    return starters
 
 
 def _become_starter() -> None:

@@ -329,6 +329,7 @@ def prepare_policies(
             allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
             frozen_twin=frozen_twins.get(name),
             grammars=grammars,
+            shares_devices=bool(job.run.staleness),
         )
     return policies
 
@@ -529,20 +530,22 @@ def roll_out(
     expander = recipe.expander(frozenset(roles))
     seed = job.seed * 1_000_003 + step  # distinct for all runs of up to a million steps
 
-    def roll_out_group(own: Sequence[Question], group_environment: Environment) -> Forest:
-        return collect(
-            recipe.system,
-            expander,
-            own,
-            group_environment,
-            seed=seed,
-            rollouts=recipe.rollouts,
-        )
+    def roll_out_shard(own: Sequence[Question], numbers: Sequence[Sequence[int]]) -> Forest:
+        def roll_out_group(group: Sequence[int], group_environment: Environment) -> Forest:
+            return collect(
+                recipe.system,
+                expander,
+                [own[i] for i in group],
+                group_environment,
+                seed=seed,
+                rollouts=recipe.rollouts,
+                numbers=[numbers[i] for i in group],
+                lockstep=job.run.lockstep,
+            )
 
-    def roll_out_shard(own: Sequence[Question]) -> Forest:
         return pipelined_rollout(own, environment, job.run.pipeline_groups, roll_out_group)
 
-    forest = data_parallel_rollout(questions, roll_out_shard)
+    forest = data_parallel_rollout(questions, roll_out_shard, recipe.rollouts)
     return forest._replace(reward_N=recipe.reward(forest))
 
 

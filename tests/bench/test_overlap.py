@@ -9,9 +9,12 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.bench import overlap
-from jax_ragrl.bench.overlap import critical_path, medians
+from jax_ragrl.bench.overlap import SleepingLLM, critical_path, medians
 from jax_ragrl.cli.main import CONFIGS, main
+from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.rollout import collect
+from jax_ragrl.types import LLMRequest
 from tests.tiny import policy, tokenizer
 
 FRESH = {"rollout_s": 10.0, "rollout/device_s": 3.0, "update_s": 4.0}
@@ -28,20 +31,34 @@ def test_one_slow_step_does_not_change_the_median():
     assert medians([{"step_s": 1.0}, {"step_s": 2.0}, {"step_s": 60.0}]) == {"step_s": 2.0}
 
 
-def test_the_language_model_sleeps_in_both_runs(tmp_path: pathlib.Path, capsys, monkeypatch):
-    sleeps, calls = [], []
-    sleeping, measure = overlap._sleeping, overlap.measure_run
+def test_exponential_latencies_are_a_function_of_the_seed():
+    requests = [LLMRequest("answer", (), seed=seed) for seed in range(999)]
+    llm = SleepingLLM(NoLLM(), 2.0, True)
+    seconds = [llm.seconds(request) for request in requests]
+    assert seconds == [llm.seconds(request) for request in requests]
+    assert sum(seconds) / len(seconds) == pytest.approx(2, abs=0.2) and max(seconds) > 8
+    assert SleepingLLM(NoLLM(), 2.0, False).seconds(requests[0]) == 2
 
-    def sleep(seconds: float):
-        sleeps.append(seconds)
-        return sleeping(seconds)
+
+def test_the_language_model_sleeps_in_all_runs(tmp_path: pathlib.Path, capsys, monkeypatch):
+    sleeps, calls, early = [], [], []
+    seconds, measure, run_early = SleepingLLM.seconds, overlap.measure_run, collect.run_early
+
+    def sleep(self, request):
+        sleeps.append(seconds(self, request))
+        return sleeps[-1]
 
     def measure_run(*args):
         before, steps = len(sleeps), measure(*args)
-        calls.append(len(sleeps) - before)
+        calls.append((len(sleeps) - before, len(early)))
         return steps
 
-    monkeypatch.setattr(overlap, "_sleeping", sleep)
+    def count_early(*args):
+        early.append(len(sleeps))
+        run_early(*args)
+
+    monkeypatch.setattr(collect, "run_early", count_early)
+    monkeypatch.setattr(SleepingLLM, "seconds", sleep)
     monkeypatch.setattr(overlap, "measure_run", measure_run)
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
@@ -53,9 +70,12 @@ def test_the_language_model_sleeps_in_both_runs(tmp_path: pathlib.Path, capsys, 
     assert main(["bench", "overlap", config, *overrides, *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["counted_steps"] == 1
-    assert (result["fresh"]["staleness"], result["stale"]["staleness"]) == (0, 1)
+    modes = ("fresh", "stale", "early", "stale_and_early")
+    assert [result[mode]["staleness"] for mode in modes] == [0, 1, 0, 1]
     # On a busy host the rollout may have other causes to wait while the model sleeps.
-    assert {*sleeps} == {0.05} and len(calls) == 2 and all(calls)
+    assert {*sleeps} == {0.05} and all(count for count, _ in calls)
+    # The third and fourth run have no lockstep, in each of their three steps.
+    assert [count for _, count in calls] == [0, 0, 3, 6]
     # Without overlap, a step is its rollout and its update.
     assert result["fresh"]["ratio"] == pytest.approx(1, abs=0.1)
 

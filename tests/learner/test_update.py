@@ -383,6 +383,28 @@ def test_all_batches_are_added_to_one_gradient_tree(monkeypatch):
     assert len(sums) > 2
 
 
+@pytest.mark.parametrize("shares_devices", [False, True])
+def test_programs_of_an_update_give_way_to_rollouts_on_the_same_devices(
+    shares_devices: bool, monkeypatch
+):
+    """A rollout that starts a program waits for one program of the update, not for all of them."""
+    events = []
+
+    def note(module, name: str, event: str) -> None:
+        original = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *args, **kwargs: events.append(event) or original(*args, **kwargs)
+        )
+
+    note(accumulation, "gradient", "start")
+    note(scoring, "score", "start")
+    note(jax, "block_until_ready", "wait")
+    policy = with_layout(prepared(PPO, PPO_ADAM), Layout((16,), 16))
+    run(policy._replace(spec=policy.spec._replace(shares_devices=shares_devices)))
+    starts = events.count("start")
+    assert starts > 6 and events == ["start", *(["wait"] if shares_devices else [])] * starts
+
+
 def test_hosts_compare_checksums_once_per_pass(monkeypatch):
     """Independent of the number of batches: a comparison waits for devices and other hosts."""
     calls = []

@@ -9,7 +9,8 @@ import pytest
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import MeteredReply
-from jax_ragrl.rollout.collect import Branch, collect
+from jax_ragrl.rollout.branches import Branch
+from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, Record, sibling_groups

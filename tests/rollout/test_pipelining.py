@@ -15,21 +15,21 @@ from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.pipelining import pipelined_rollout
 from jax_ragrl.rollout.tree import Forest, build_forest
 from jax_ragrl.run.config import Run
-from jax_ragrl.types import LLMRequest, Question
+from jax_ragrl.types import LLMRequest
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, system
 from tests.rollout.test_data_parallel import BATCH, assert_equal, reply
 
 TREE = dataclasses.replace(PAPER, free_samples=1)
 
 
-def roll_out(questions: Sequence[Question], environment: Environment) -> Forest:
-    return collect(system(), TREE, questions, environment, seed=7)
+def roll_out(numbers: Sequence[int], environment: Environment) -> Forest:
+    return collect(system(), TREE, [BATCH[i] for i in numbers], environment, seed=7)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_pipelined_groups_equal_the_forest_of_the_whole_batch(count: int):
     tape = Tape(improvise, replies=dict.fromkeys(("answer_direct", "answer", "roadmap"), reply))
-    expected = roll_out(BATCH, tape.environment())
+    expected = roll_out(range(len(BATCH)), tape.environment())
     assert len(expected.records) > 60 and expected.failed_questions
     assert_equal(pipelined_rollout(BATCH, tape.environment(), count, roll_out), expected)
     assert_equal(
@@ -62,7 +62,8 @@ class Waiting(Tape):
 def test_one_group_is_sampled_while_another_waits():
     tape = Waiting({"router": ["[No Retrieval]"] * 2})
 
-    def chains(questions: Sequence[Question], environment: Environment) -> Forest:
+    def chains(numbers: Sequence[int], environment: Environment) -> Forest:
+        questions = [(ANN, BOB)[i] for i in numbers]
         return collect(system(), single_chain, questions, environment)
 
     forest = pipelined_rollout((ANN, BOB), tape.environment(), 2, chains)
@@ -108,12 +109,12 @@ def test_only_device_and_search_calls_exclude_each_other(
 ):
     crowd = Crowd(on_device, 0.2 if most == 1 else 20)
 
-    def ask(questions: Sequence[Question], environment: Environment) -> Forest:
-        part, call = (one if questions == [ANN] else other).split(".")
+    def ask(numbers: Sequence[int], environment: Environment) -> Forest:
+        part, call = (one if numbers == [0] else other).split(".")
         shared = getattr(environment, part)
         assert (shared.name, shared.on_device) == ("crowd", on_device)
         getattr(shared, call)([])
-        return build_forest(questions, [], {})
+        return build_forest([(ANN, BOB)[i] for i in numbers], [], {})
 
     environment = Environment(crowd, crowd, crowd, judge=crowd)
     pipelined_rollout((ANN, BOB), environment, 2, ask)

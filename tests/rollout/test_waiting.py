@@ -72,7 +72,7 @@ def test_a_rollout_is_measured_with_and_without_groups(clock: Clock):
             (ANN, BOB),
             environment,
             groups,
-            lambda own, env: collect(system(), single_chain, own, env),
+            lambda own, env: collect(system(), single_chain, [(ANN, BOB)[i] for i in own], env),
         )
         seconds = waiting.seconds()
         # A call per round and group: the route, the answer, the end; the model answers once.

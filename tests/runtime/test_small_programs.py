@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -16,11 +16,9 @@ from jax_ragrl.runtime.small_programs import ONE_CORE_PARAMETERS, start, uses_on
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_programs, "count_cores", lambda: 2)
-    small_programs._starters.cache_clear()
-    yield
-    small_programs._starters.cache_clear()
+    monkeypatch.setattr(small_programs, "_thread", threading.local())
 
 
 def test_programs_are_started_from_the_threads_in_turn():
@@ -31,6 +29,17 @@ def test_programs_are_started_from_the_threads_in_turn():
     program = jax.jit(lambda x: x + 1)
     results = [start(functools.partial(program, np.float32(n)), concurrently=True) for n in (1, 2)]
     assert jax.device_get(results) == [2, 3]
+
+
+def test_threads_do_not_wait_for_the_programs_of_each_other():
+    """A starter of the update is busy while the rollout starts a program."""
+    rollout_started = threading.Event()
+    busy = functools.partial(start, lambda: rollout_started.wait(20), concurrently=True)
+    with ThreadPoolExecutor(3) as pool:
+        # As many as a thread has starters, so that a shared one would be busy for certain.
+        updates = [pool.submit(lambda: (busy(), busy())) for _ in range(2)]
+        pool.submit(lambda: start(rollout_started.set, concurrently=True)).result(10)
+        assert all(all(update.result()) for update in updates)
 
 
 def test_a_start_within_a_start_uses_its_thread():

@@ -1,0 +1,86 @@
+"""Branches of a rollout in progress, and the effects that they wait for."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.rollout.effects import Effect
+from jax_ragrl.rollout.system import State
+from jax_ragrl.rollout.tree import NO_PARENT, Action, Call
+from jax_ragrl.types import Hits, Question
+
+# The reply to one effect: `Generate`, `CallLLM`, `Search`, a search that failed, `Done`.
+EffectReply = Sequence[Action] | Sequence[str | EffectError] | Hits | EffectError | None
+
+
+class Branch(NamedTuple):
+    """A live state of one question.
+
+    Fields:
+      state: the state of the system.
+      question: the index of the question.
+      parent: the node that led to the state.
+      path: the indices of the siblings chosen from the root to the state.
+      nodes: the actions from the root to the state.
+      calls: the calls to the environment on the way.
+      is_followed: whether the rollout continues after the pending search (see `Branching.peek`).
+      place: the numbers, among the branches that follow the same one, of the branch and of those
+        before it. The branches of a round are in the order of their places.
+    """
+
+    state: State
+    question: int
+    parent: int = NO_PARENT
+    path: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    calls: tuple[Call, ...] = ()
+    is_followed: bool = True
+    place: tuple[int, ...] = ()
+
+    @property
+    def round(self) -> int:
+        """The number of rounds before this one."""
+        return len(self.place) - 1
+
+    def seed(self, run: int, question: Question, slot: int = 0) -> int:
+        """Returns a 32-bit seed of the state, which no other question in the batch can change.
+
+        Args:
+          run: the seed of the rollout.
+          question: the question of the branch.
+          slot: the index of the effect among the effects of the state.
+        """
+        # Resumed runs must draw the same numbers, so this tuple never changes its form.
+        name = (run, question.id, self.path) + ((slot,) if slot else ())
+        return zlib.crc32(repr(name).encode())
+
+
+def rollout_number(path: Sequence[int], rollouts: int) -> int:
+    """Returns the number of the rollout, of several of one question, that a path belongs to.
+
+    Args:
+      path: of a branch, see `collect`.
+      rollouts: rollouts per question.
+    """
+    # A negative number before it distinguishes the occurrences of a question.
+    return next(number for number in path if number >= 0) if rollouts > 1 else 0
+
+
+class PendingEffect(NamedTuple):
+    """One effect of one live branch; `slot` is its index among the effects of the state."""
+
+    branch: Branch
+    slot: int
+    effect: Effect
+
+
+# Performs effects of one kind; returns a reply per effect.
+BatchedCall = Callable[[Sequence[PendingEffect]], Sequence[EffectReply]]
+
+
+def is_on_device(model: Any) -> bool:
+    """Returns whether a model or a retriever computes on the devices of the sampler."""
+    return bool(getattr(model, "on_device", False))

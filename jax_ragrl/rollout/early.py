@@ -1,0 +1,198 @@
+"""Rollouts without lockstep: a branch continues as soon as its own replies have arrived.
+
+    branches that advance
+        |    ^
+        |    +----------- replies, in the order of their arrival <----+
+        |                                                             |
+        +-- Generate --> one batched call per turn, in this thread ---+
+        +-- Search ----> one batched call at a time, in a worker -----+
+        +-- CallLLM ---> one call per effect, each in a worker -------+
+
+A turn of the devices takes all actions that wait at its start, so a slow reply of the language
+model delays its own branch alone. Seeds and the order of nodes, and so the forest, equal those in
+lockstep. But the speed of servers decides which actions share a batch, and programs of other shapes
+round differently: a resumed run equals an undisturbed one up to rounding errors.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import queue
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from jax_ragrl.rollout.branches import (
+    BatchedCall,
+    Branch,
+    EffectReply,
+    PendingEffect,
+    is_on_device,
+)
+from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
+
+# Threads that call the language model; further calls wait. A client has its own, lower limit.
+WORKERS = 512
+
+
+@dataclasses.dataclass
+class WaitingBranch:
+    """A branch that waits for the replies to its effects.
+
+    Fields:
+      branch: the branch.
+      effects: all of its effects.
+      replies: their replies; None as long as there is none.
+      missing: the number of replies to wait for.
+    """
+
+    branch: Branch
+    effects: tuple[Effect, ...]
+    replies: list[EffectReply]
+    missing: int
+
+
+class WaitingEffect(NamedTuple):
+    """An effect, and the branch that waits for it."""
+
+    waiting: WaitingBranch
+    pending: PendingEffect
+
+
+class Rollout(Protocol):
+    """The parts of `collect.BatchRollout` that perform effects and advance branches.
+
+    Fields:
+      environment: the models and the retriever.
+      failures: error messages by the index of the question.
+    """
+
+    environment: Any
+    failures: dict[int, str]
+
+    @property
+    def calls(self) -> Mapping[type, BatchedCall]: ...
+
+    def effects_of(self, branch: Branch) -> tuple[Effect, ...]: ...
+
+    def advance(
+        self, branch: Branch, effects: tuple[Effect, ...], replies: list[EffectReply]
+    ) -> list[Branch]:
+        """Returns the branches that follow `branch` after the `replies` to all its `effects`."""
+        ...
+
+
+def run_early(rollout: Rollout, live: Sequence[Branch]) -> None:
+    """Rolls out branches until all have ended; a branch waits for its own replies alone.
+
+    Args:
+      rollout: the batch; gets the nodes, in no particular order.
+      live: the branches at the root.
+    """
+    with ThreadPoolExecutor(WORKERS, "effects") as pool:
+        try:
+            _EarlyRollout(rollout, pool).run(live)
+        except BaseException:
+            # Calls that have not begun would delay the error.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class _EarlyRollout:
+    """The queues of a rollout without lockstep.
+
+    Attributes:
+      queues: the effects that wait for a batched call, by kind.
+      arrivals: the effects of each call that a worker has ended, and its result.
+      in_workers: the number of calls of each kind that are in a worker.
+    """
+
+    def __init__(self, rollout: Rollout, pool: ThreadPoolExecutor) -> None:
+        self.rollout, self.pool = rollout, pool
+        self.calls, environment = rollout.calls, rollout.environment
+        # A model on the devices runs in the thread of the sampler, as in lockstep.
+        self.on_device = {
+            Generate: True,
+            Search: is_on_device(environment.retriever),
+            CallLLM: is_on_device(environment.llm),
+        }
+        self.queues: dict[type, list[WaitingEffect]] = {kind: [] for kind in self.calls}
+        self.arrivals: queue.SimpleQueue[tuple[list[WaitingEffect], Future[Any]]] = (
+            queue.SimpleQueue()
+        )
+        self.in_workers = collections.Counter[type]()
+
+    def run(self, live: Sequence[Branch]) -> None:
+        """See the drawing at the top."""
+        self._ask(live)
+        while any(self.queues.values()) or any(self.in_workers.values()):
+            self._start_workers()
+            ran = self._run_devices()
+            self._take_arrivals(wait=not ran)
+
+    def _ask(self, branches: Iterable[Branch]) -> None:
+        """Queues the effects of branches; a branch that waits for nothing advances at once."""
+        for branch in branches:
+            effects = self.rollout.effects_of(branch)
+            waits = [slot for slot, effect in enumerate(effects) if not isinstance(effect, Done)]
+            waiting = WaitingBranch(branch, effects, [None] * len(effects), len(waits))
+            for slot in waits:
+                pending = PendingEffect(branch, slot, effects[slot])
+                self.queues[type(effects[slot])].append(WaitingEffect(waiting, pending))
+            if not waits:
+                self._advance(waiting)
+
+    def _advance(self, waiting: WaitingBranch) -> None:
+        # A failed question costs nothing more.
+        if waiting.branch.question not in self.rollout.failures:
+            self._ask(self.rollout.advance(waiting.branch, waiting.effects, waiting.replies))
+
+    def _next_batch(self, kind: type) -> list[WaitingEffect]:
+        """Takes the effects of a kind that wait; effects of failed questions are dropped."""
+        batch, self.queues[kind] = self.queues[kind], []
+        failures = self.rollout.failures
+        return [effect for effect in batch if effect.pending.branch.question not in failures]
+
+    def _start_workers(self) -> None:
+        """Starts the calls that the devices do not perform."""
+        if not self.on_device[CallLLM]:
+            for effect in self._next_batch(CallLLM):
+                self._submit(CallLLM, [effect])
+        # A retriever need not accept concurrent calls.
+        if not self.on_device[Search] and not self.in_workers[Search]:
+            self._submit(Search, self._next_batch(Search))
+
+    def _submit(self, kind: type, batch: list[WaitingEffect]) -> None:
+        if batch:
+            self.in_workers[kind] += 1
+            call = self.pool.submit(self.calls[kind], [effect.pending for effect in batch])
+            call.add_done_callback(lambda done: self.arrivals.put((batch, done)))
+
+    def _run_devices(self) -> bool:
+        """Performs the effects that wait for the devices, in one batched call per kind.
+
+        Returns:
+          Whether there were any.
+        """
+        ran = False
+        for kind, call in self.calls.items():
+            if self.on_device[kind] and (batch := self._next_batch(kind)):
+                self._reply(batch, call([effect.pending for effect in batch]))
+                ran = True
+        return ran
+
+    def _take_arrivals(self, *, wait: bool) -> None:
+        """Takes the replies that have arrived; with `wait`, of at least one call."""
+        while any(self.in_workers.values()) and (wait or not self.arrivals.empty()):
+            batch, call = self.arrivals.get()
+            self.in_workers[type(batch[0].pending.effect)] -= 1
+            self._reply(batch, call.result())
+            wait = False
+
+    def _reply(self, batch: Sequence[WaitingEffect], replies: Sequence[EffectReply]) -> None:
+        for (waiting, pending), reply in zip(batch, replies, strict=True):
+            waiting.replies[pending.slot] = reply
+            waiting.missing -= 1
+            if not waiting.missing:
+                self._advance(waiting)
