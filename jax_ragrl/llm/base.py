@@ -57,7 +57,8 @@ class FrozenLLM(Protocol):
 
     A model that computes on the devices of the run has the attribute `on_device = True`. It is
     called after the sampler and from the same thread, never concurrently with it, because programs
-    on a mesh must start in one order.
+    on a mesh must start in one order. Any other model may be called from several threads at once,
+    one per group of questions, and without `run.lockstep` one per request.
     """
 
     name: str

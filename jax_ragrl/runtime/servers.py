@@ -59,9 +59,14 @@ class TryFailed(Exception):  # noqa: N818 - one try of several
         self.retry_after, self.reply = retry_after, reply
 
 
+_LOOP_LOCK = threading.Lock()
+
+
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine in the loop of all requests and returns its result."""
-    future = asyncio.run_coroutine_threadsafe(work, _loop(os.getpid()))
+    with _LOOP_LOCK:  # without it, two threads could start a loop each, and share connections
+        loop = _loop(os.getpid())
+    future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         return future.result()
     except BaseException:  # an interrupted caller leaves no request behind

@@ -10,6 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -197,3 +198,21 @@ def test_a_caller_may_have_an_event_loop():
             return ask("llm", address)
 
     assert asyncio.run(call()) == "Ulm"
+
+
+def test_threads_share_one_loop_from_the_first_request_on(monkeypatch):
+    """Connections belong to a loop, and the first requests of a rollout come at once."""
+    servers._loop.cache_clear()
+    new = asyncio.new_event_loop
+
+    def new_event_loop() -> asyncio.AbstractEventLoop:
+        time.sleep(0.05)  # so that all threads ask before there is a loop
+        return new()
+
+    async def own_loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    monkeypatch.setattr(servers.asyncio, "new_event_loop", new_event_loop)
+    with ThreadPoolExecutor(8) as pool:
+        loops = list(pool.map(lambda _: wait_for(own_loop()), range(8)))
+    assert len({*loops}) == 1
