@@ -26,7 +26,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import (
     KeysValues,
     lower_triangular_mask,
-    uses_splash,
+    reads_places,
     visible_until_mask,
 )
 from jax_ragrl.models.config import (
@@ -224,10 +224,11 @@ def _for_kernel(
         return visibility if uses_decode_kernel(c, *slots) else visibility.mask(*slots)
     if visibility is None or visibility.ndim == 3:
         return visibility
-    length = visibility.shape[1]
     # Sliding layers combine the mask with their window, so they always need one.
-    reads_places = not c.sliding_layers and uses_splash(c.attention_impl, length, c.num_kv_heads)
-    return visibility if reads_places else visible_until_mask(visibility)
+    sizes = visibility.shape[1], c.head_dim, c.num_kv_heads
+    if reads_places(c.attention_impl, *sizes) and not c.sliding_layers:
+        return visibility
+    return visible_until_mask(visibility)
 
 
 def _window_mask(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:

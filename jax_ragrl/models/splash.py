@@ -7,7 +7,7 @@ kernel runs on one device: on a mesh each device runs it on its own rows and hea
 A mask is given as places: key j is visible to queries from place j up to `until_BL[:, j]`,
 exclusive. `_mask_info` converts places to the tables that the kernel reads:
 
-  1. `_block_kinds`: for each pair of blocks, masked (0), partly visible (1) or visible (2).
+  1. `block_kinds`: for each pair of blocks, masked (0), partly visible (1) or visible (2).
   2. `data_next`, `mask_next`: which block of keys and which mask to load next; repeating the
      previous number loads nothing.
   3. `_partial_masks`: the masks of the pairs on or below the diagonal.
@@ -168,7 +168,7 @@ def _mask_info(
         starts_I = jnp.arange(0, key_blocks * side, side)
     query_blocks = len(starts_I)
     # 1. The kind of each pair.
-    kind_BIJ = _block_kinds(until_BJK, starts_I)
+    kind_BIJ = block_kinds(until_BJK, starts_I)
     # 2. Numbers of the visited block and of the mask of each pair. With all queries, no pair above
     # the diagonal needs a mask.
     block_1IJ = np.indices((1, query_blocks, key_blocks), np.int32)[1 if by_key else 2]
@@ -199,7 +199,7 @@ def _mask_info(
     )
 
 
-def _block_kinds(until_BJK: Array, starts_I: Array) -> Array:
+def block_kinds(until_BJK: Array, starts_I: Array) -> Array:
     """Returns, int32 `[B, I, J]`, whether a pair is masked (0), partly visible (1), visible (2).
 
     A pair below the diagonal is visible if all its keys are visible beyond the last query, and
