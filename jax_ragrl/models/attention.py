@@ -4,7 +4,7 @@
 
   splash     TPU, causal, long rows: a Pallas kernel            `models/splash.py`
   cudnn      NVIDIA GPU, half precision, long rows              `jax.nn.dot_product_attention`
-  triton     NVIDIA GPU, half precision, causal, if asked for   `models/tree_kernel.py`
+  triton     NVIDIA GPU, causal, if the config asks for it      `models/tree_kernel.py`
   blockwise  CPU, causal: skips pairs of blocks that are masked `models/blockwise.py`
   xla        everything else: dense, for causal rows in blocks of queries
 

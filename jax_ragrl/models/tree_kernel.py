@@ -79,8 +79,8 @@ def _forward(q: Array, k: Array, v: Array, until_BL: Array) -> tuple[Array, Sums
     return out, (q, k, v, until_BL, out, norm)
 
 
-def _backward(saved: Sums, d_out: Array) -> tuple[Array | None, ...]:
-    q, k, v, until_BL, out, norm_BHL = saved
+def _backward(residuals: Sums, d_out: Array) -> tuple[Array | None, ...]:
+    q, k, v, until_BL, out, norm_BHL = residuals
     # Each score's gradient subtracts the mean of the gradients under the weights of its query.
     mean_BLH = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
     inputs = (q, d_out, norm_BHL, jnp.swapaxes(mean_BLH, 1, 2))
@@ -283,4 +283,6 @@ def _scores(
 
 def _dot(x: Array, y: Array) -> Array:
     """Returns a product with sums in float32."""
-    return jnp.dot(x, y, preferred_element_type=jnp.float32)
+    # The default precision of float32 would round factors to TF32.
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

@@ -32,7 +32,7 @@ from jax_ragrl.rollout.branches import (
 )
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
 
-# Threads that call the language model; further calls wait. A client has its own, lower limit.
+# Threads that call the language model; further calls wait. Clients of servers have lower limits.
 WORKERS = 512
 
 
@@ -90,17 +90,23 @@ def run_early(rollout: Rollout, live: Sequence[Branch]) -> None:
       rollout: the batch; gets the nodes, in no particular order.
       live: the branches at the root.
     """
-    with ThreadPoolExecutor(WORKERS, "effects") as pool:
+    # Searches have their own thread: they would wait for all calls that came before them.
+    with ThreadPoolExecutor(WORKERS) as callers, ThreadPoolExecutor(1) as searcher:
+        pools: dict[type, ThreadPoolExecutor] = {CallLLM: callers, Search: searcher}
         try:
-            _EarlyRollout(rollout, pool).run(live)
+            _EarlyRollout(rollout, pools).run(live)
         except BaseException:
             # Calls that have not begun would delay the error.
-            pool.shutdown(wait=False, cancel_futures=True)
+            callers.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 class _EarlyRollout:
     """The queues of a rollout without lockstep.
+
+    Args:
+      rollout: the batch.
+      pools: the workers of searches and of calls of the language model.
 
     Attributes:
       queues: the effects that wait for a batched call, by kind.
@@ -108,8 +114,8 @@ class _EarlyRollout:
       in_workers: the number of calls of each kind that are in a worker.
     """
 
-    def __init__(self, rollout: Rollout, pool: ThreadPoolExecutor) -> None:
-        self.rollout, self.pool = rollout, pool
+    def __init__(self, rollout: Rollout, pools: Mapping[type, ThreadPoolExecutor]) -> None:
+        self.rollout, self.pools = rollout, pools
         self.calls, environment = rollout.calls, rollout.environment
         # A model on the devices runs in the thread of the sampler, as in lockstep.
         self.on_device = {
@@ -166,7 +172,7 @@ class _EarlyRollout:
     def _submit(self, kind: type, batch: list[WaitingEffect]) -> None:
         if batch:
             self.in_workers[kind] += 1
-            call = self.pool.submit(self.calls[kind], [effect.pending for effect in batch])
+            call = self.pools[kind].submit(self.calls[kind], [effect.pending for effect in batch])
             call.add_done_callback(lambda done: self.arrivals.put((batch, done)))
 
     def _run_devices(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jax_ragrl.errors import EffectError
+from jax_ragrl.rollout import early
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import Expander, Tree, single_chain
 from jax_ragrl.rollout.tree import Forest
@@ -127,6 +128,28 @@ def test_replies_that_arrive_during_a_turn_share_the_next_one():
     forest = collect(system(), single_chain, questions, tape.environment(), lockstep=False)
     assert len(leaves_of(forest)) == 4
     assert calls == [4, 1, 3]
+
+
+def test_a_search_does_not_wait_for_calls_of_the_language_model(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(early, "WORKERS", 1)
+    is_searched = threading.Event()
+
+    class Searching(Tape):
+        def search(self, queries: Sequence[str], k: int) -> list[Any]:
+            is_searched.set()
+            return super().search(queries, k)
+
+    def act(role: str, prompt: str, rng: random.Random) -> str:
+        if role == "filter":
+            return "Thought: t\nAction: [1]"
+        return "[No Retrieval]" if "Ann" in prompt else "[Retrieval] Bob"
+
+    def answer(request: LLMRequest) -> str:
+        return "Ulm" if is_searched.wait(20) else "late"
+
+    tape = Searching(act, replies=dict.fromkeys(PURPOSES, answer))
+    forest = collect(system(), single_chain, (ANN, BOB), tape.environment(), lockstep=False)
+    assert [answer for answer, _ in leaves_of(forest)] == ["Ulm", "Ulm"]
 
 
 @pytest.mark.parametrize("on_device", [False, True])
