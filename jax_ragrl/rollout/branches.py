@@ -27,8 +27,8 @@ class Branch(NamedTuple):
       nodes: the actions from the root to the state.
       calls: the calls to the environment on the way.
       is_followed: whether the rollout continues after the pending search (see `Branching.peek`).
-      place: the numbers, among the branches that follow the same one, of the branch and of those
-        before it. The branches of a round are in the order of their places.
+      place: its number at the root, then for each round its number among the branches that follow
+        the same branch. The nodes of a round are in the order of the places.
     """
 
     state: State
