@@ -26,7 +26,7 @@ from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.multihost import is_process_zero
 from jax_ragrl.runtime.sharding import mesh_context, shard_batch, to_host
-from jax_ragrl.runtime.small_programs import start, uses_one_core
+from jax_ragrl.runtime.small_programs import start
 
 # Fields of `ActionScores` and the fields of a policy's `TokenOutputs` that they come from.
 POLICY_FIELDS = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
@@ -67,7 +67,6 @@ def run_batches(
     # An array, not a Python number: another temperature uses the same program.
     temperature = scalar(spec.temperature, spec.mesh)
     split = model.with_params(params)
-    concurrently = not spec.shares_devices and uses_one_core(split, spec.mesh)
 
     def score_rows(rows: Rows) -> TokenOutputs:
         with mesh_context(spec.mesh), report_compiling(f"scoring {shape_of(rows)}"):
@@ -76,7 +75,7 @@ def run_batches(
         return outputs
 
     return [
-        start(functools.partial(score_rows, rows), concurrently=concurrently)
+        start(functools.partial(score_rows, rows), concurrently=spec.is_concurrent(split))
         for rows in shard_batch([batch.rows for batch in batches], spec.mesh)
     ]
 

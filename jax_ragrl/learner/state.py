@@ -29,6 +29,7 @@ from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
 from jax_ragrl.runtime.sharding import mesh_of, replicate
+from jax_ragrl.runtime.small_programs import uses_one_core
 from jax_ragrl.sampling.weights import for_sampling
 
 
@@ -98,6 +99,10 @@ class PolicySpec(NamedTuple):
     allowed_ZV: Any = None
     grammars: RoleGrammars | None = None
     shares_devices: bool = False
+
+    def is_concurrent(self, params: Any) -> bool:
+        """Returns whether programs of a model with these parameters may run at the same time."""
+        return not self.shares_devices and uses_one_core(params, self.mesh)
 
     def give_way(self, outputs: Any) -> None:
         """Waits for a program of an update if rollouts use the devices too.

@@ -38,7 +38,7 @@ from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
 from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.runtime.sharding import mesh_context, replicate, to_host
-from jax_ragrl.runtime.small_programs import start, uses_one_core
+from jax_ragrl.runtime.small_programs import start
 
 # A model's state after an optimizer step, sums of metrics, and the policy's outputs per batch.
 Step = tuple[TrainState, dict[str, Any], list[TokenOutputs]]
@@ -297,8 +297,7 @@ def optimize(
     def take_step(model: ModelSpec, of_model: TrainState) -> Step:
         # The steps of policy and critic are independent: both may run at the same time.
         step = functools.partial(accumulate_and_step, policy, model, of_model, batches, targets)
-        concurrently = not spec.shares_devices and uses_one_core(of_model.params, spec.mesh)
-        return start(step, concurrently=concurrently)
+        return start(step, concurrently=spec.is_concurrent(of_model.params))
 
     actor, sums, outputs = take_step(spec.policy, state.policy)
     if spec.critic is None or state.critic is None:

@@ -16,6 +16,7 @@ import numpy as np
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.retrieval.rerank import Pair
+from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import LLMRequest, Passage, Sampling
 
@@ -78,7 +79,7 @@ class ListwiseReranker:
     @property
     def on_device(self) -> bool:
         """Returns whether the language model computes on the devices of the run."""
-        return bool(getattr(self.llm, "on_device", False))
+        return is_on_device(self.llm)
 
     def scores_of(self, pairs: Sequence[Pair]) -> list[np.ndarray | EffectError]:
         """Returns the reciprocal ranks of each pair's passages, float32 [K], or an error."""

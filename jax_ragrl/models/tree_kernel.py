@@ -1,7 +1,7 @@
 """Attention of prefix trees on an NVIDIA GPU by a Triton kernel, without a mask in memory.
 
 cuDNN takes the visibility of a tree as a dense bias `[B, 1, L, L]`, computes blocks of it that are
-entirely masked, and writes a gradient of the bias that nobody reads. This kernel reads one place
+entirely masked, and writes a gradient of the bias that has no use. This kernel reads one place
 per key (see `splash`) and visits only pairs of blocks that are at least partly visible. It is
 FlashAttention (Dao 2023, arXiv 2307.08691) over lists of blocks:
 
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from jax_ragrl.models.splash import block_kinds
-from jax_ragrl.runtime.sharding import LogicalAxes, axis_size, on_each_device, target_platform
+from jax_ragrl.models.splash import block_kinds, on_own_rows_and_heads
+from jax_ragrl.runtime.sharding import axis_size, target_platform
 
 SIDE = 64  # queries and keys of a block
 WIDTHS = (16, 32, 64, 128)  # of heads
@@ -48,22 +48,14 @@ def tree_kernel_supports(length: int, width: int, kv_heads: int) -> bool:
 
 
 def tree_attention(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None) -> Array:
-    """Returns `softmax(q k / sqrt(F)) v` under a causal mask with limited ranges.
+    """Returns what `splash` returns, for the sizes of `tree_kernel_supports`.
 
     Args:
-      q_BLHF: queries; see `tree_kernel_supports`.
-      k_BLKF: keys.
-      v_BLKF: values.
-      until_BL: int32, the place up to which each key is visible, exclusive; at least the place
-        after the key. None: to all later queries.
-
-    Returns:
-      An array of the shape and dtype of `q_BLHF`; scores and sums are float32.
+      q_BLHF, k_BLKF, v_BLKF, until_BL: as in `splash`.
     """
     if until_BL is None:
         until_BL = jnp.full(q_BLHF.shape[:2], q_BLHF.shape[1], jnp.int32)
-    names: list[LogicalAxes] = [("batch", None, heads, None) for heads in ("heads", "kv", "kv")]
-    return on_each_device(_on_device, (q_BLHF, k_BLKF, v_BLKF, until_BL), [*names, ("batch", None)])
+    return on_own_rows_and_heads(_on_device, q_BLHF, k_BLKF, v_BLKF, until_BL)
 
 
 @jax.custom_vjp

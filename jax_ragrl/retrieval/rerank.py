@@ -11,6 +11,7 @@ import numpy as np
 from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import EffectError
 from jax_ragrl.retrieval.base import Retriever, check_depth
+from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.types import Hits, Passage
 
 Pair = tuple[str, Sequence[Passage]]  # a query and the passages to order
@@ -102,7 +103,7 @@ class RerankedRetriever:
     @property
     def on_device(self) -> bool:
         """Returns whether a search must run in the thread of the sampler, see `Reranker`."""
-        return any(getattr(x, "on_device", False) for x in (self.retriever, self.reranker))
+        return any(map(is_on_device, (self.retriever, self.reranker)))
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
         """Returns up to `k` passages per query, best first; a query may fail in either stage."""

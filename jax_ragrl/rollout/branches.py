@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.effects import Effect
@@ -79,8 +79,3 @@ class PendingEffect(NamedTuple):
 
 # Performs effects of one kind; returns a reply per effect.
 BatchedCall = Callable[[Sequence[PendingEffect]], Sequence[EffectReply]]
-
-
-def is_on_device(model: Any) -> bool:
-    """Returns whether a model or a retriever computes on the devices of the sampler."""
-    return bool(getattr(model, "on_device", False))

@@ -41,7 +41,6 @@ from jax_ragrl.rollout.branches import (
     Branch,
     EffectReply,
     PendingEffect,
-    is_on_device,
 )
 from jax_ragrl.rollout.early import run_early
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, Segment
@@ -58,6 +57,7 @@ from jax_ragrl.rollout.tree import (
     build_forest,
     reorder,
 )
+from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.types import Hits, LLMRequest, Message, Question
 
 

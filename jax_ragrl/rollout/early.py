@@ -28,9 +28,9 @@ from jax_ragrl.rollout.branches import (
     Branch,
     EffectReply,
     PendingEffect,
-    is_on_device,
 )
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
+from jax_ragrl.runtime.dispatch import is_on_device
 
 # Threads that call the language model; further calls wait. Clients of servers have lower limits.
 WORKERS = 512

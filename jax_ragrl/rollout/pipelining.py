@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-from jax_ragrl.rollout.branches import is_on_device
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.data_parallel import merge_shards, shard_questions
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.types import Question
 
 

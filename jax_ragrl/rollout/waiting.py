@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from jax_ragrl.rollout.branches import is_on_device
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.pipelining import ContextProxy, separate
+from jax_ragrl.runtime.dispatch import is_on_device
 
 DEVICE, LLM, RETRIEVER, HOST = CAUSES = ("device", "llm", "retriever", "host")
 

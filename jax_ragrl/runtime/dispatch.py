@@ -49,6 +49,11 @@ def in_order(program: F) -> F:
     return cast(F, OrderedProgram(program))
 
 
+def is_on_device(model: Any) -> bool:
+    """Returns whether a model or a retriever has `on_device`: its programs need the one order."""
+    return bool(getattr(model, "on_device", False))
+
+
 def _turn() -> AbstractContextManager[Any]:
     return _START if _has_several_devices() else contextlib.nullcontext()
 

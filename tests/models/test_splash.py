@@ -14,6 +14,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.splash import BLOCK_SIDES, SPLASH_MIN_KEYS, splash, splash_supports
 from jax_ragrl.runtime.sharding import make_mesh
+from tests.models.gradients import assert_close, value_and_gradients
 
 SIDE = 128
 LENGTH = 4 * SIDE
@@ -43,17 +44,6 @@ def _trees() -> np.ndarray:
     return until_BL
 
 
-def _value_and_gradients(attend, *arrays):
-    """Returns the output and the gradients of queries, keys and values."""
-
-    def total(*arrays):
-        out = attend(*arrays)
-        return jnp.sum(jnp.sin(out)), out
-
-    grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*arrays)
-    return jax.device_get((out, *grads))
-
-
 def _masked_attention(q, k, v, until_BL=None):
     mask_BLL = None if until_BL is None else visible_until_mask(until_BL)
     return attention(q, k, v, mask_BLL, "xla", causal=True)
@@ -65,27 +55,20 @@ def _random_qkv(batch: int, heads: int, kv: int):
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def assert_close(actual, expected):
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-5)
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 def test_keys_are_visible_up_to_their_places(rows):
     """The heads of a single row share the kernel's tables; with several rows each has its own."""
     args = *_random_qkv(rows, 4, 2), _trees()[:rows]
-    assert_close(
-        _value_and_gradients(splash, *args), _value_and_gradients(_masked_attention, *args)
-    )
+    assert_close(value_and_gradients(splash, *args), value_and_gradients(_masked_attention, *args))
 
 
 @pytest.mark.parametrize(("rows", "chunks"), [(1, 4), (2, 4)])
 def test_long_rows_attend_in_chunks_of_queries(rows, chunks, monkeypatch):
     args = *_random_qkv(rows, 4, 2), _trees()[:rows]
-    expected = _value_and_gradients(_masked_attention, *args)
+    expected = value_and_gradients(_masked_attention, *args)
     monkeypatch.setattr(splash_module, "MASK_BYTES", 4 * rows * LENGTH * (LENGTH // chunks))
     assert splash_module._queries_at_a_time(rows, LENGTH) == LENGTH // chunks
-    assert_close(_value_and_gradients(splash, *args), expected)
+    assert_close(value_and_gradients(splash, *args), expected)
 
 
 def test_the_masks_of_a_chunk_fit_into_a_limit(monkeypatch):
@@ -99,16 +82,16 @@ def test_the_masks_of_a_chunk_fit_into_a_limit(monkeypatch):
 def test_without_places_attention_is_plain_causal():
     qkv = _random_qkv(2, 4, 2)
     assert_close(
-        _value_and_gradients(lambda *x: splash(*x, None), *qkv),
-        _value_and_gradients(_masked_attention, *qkv),
+        value_and_gradients(lambda *x: splash(*x, None), *qkv),
+        value_and_gradients(_masked_attention, *qkv),
     )
 
 
 def test_the_kernel_on_a_mesh_equals_attention():
     args = *_random_qkv(2, 4, 2), _trees()
-    expected = _value_and_gradients(_masked_attention, *args)
+    expected = value_and_gradients(_masked_attention, *args)
     with jax.set_mesh(make_mesh((1, 2, 2), jax.devices()[:4])):
-        assert_close(_value_and_gradients(splash, *args), expected)
+        assert_close(value_and_gradients(splash, *args), expected)
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(4, 2), (3, 3)])

@@ -20,6 +20,7 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.tree_kernel import SIDE, tree_attention, tree_kernel_supports
 from jax_ragrl.runtime.sharding import make_mesh, mesh_context, replicate
 from jax_ragrl.runtime.topology import describe_devices
+from tests.models.gradients import assert_close, value_and_gradients
 
 LENGTH = 4 * SIDE
 
@@ -52,22 +53,8 @@ def queries_keys_values(rows: int, heads: int, kv: int, width: int = 16) -> list
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def value_and_gradients(attend, *arrays):
-    def total(*arrays):
-        out = attend(*arrays)
-        return jnp.sum(jnp.sin(out)), out
-
-    grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*arrays)
-    return jax.device_get((out, *grads))
-
-
 def dense(q, k, v, until_BL):
     return attention(q, k, v, visible_until_mask(until_BL), "xla", causal=True)
-
-
-def assert_close(actual, expected):
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv", "width"), [(4, 4, 16), (4, 2, 32), (3, 1, 16)])
