@@ -39,7 +39,7 @@ from jax_ragrl.plan.speed import (
     least_times,
     update_passes,
 )
-from jax_ragrl.run.config import check_staleness, load_recipe
+from jax_ragrl.run.config import load_recipe
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.free_work import free_tokens
@@ -148,12 +148,10 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
 
 
 def _mesh(run: PlanConfig, policies: Mapping[str, PlannedPolicy], devices: Sequence[Any]) -> Mesh:
-    """The mesh of a run, checked as that of the run, before minutes of compiling."""
+    """Returns the mesh of a run."""
     # A run without a mesh uses one device; a plan shards over all devices by default.
     width = min(policy.config.hidden_size for policy in policies.values())
-    mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
-    check_staleness(run.staleness, len({device.process_index for device in mesh.devices.flat}))
-    return mesh
+    return make_mesh(run.mesh or ALL_DEVICES, devices, width)
 
 
 def _sampling(run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> dict[str, Any]:

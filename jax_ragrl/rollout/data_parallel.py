@@ -34,11 +34,32 @@ def data_parallel_rollout(
       roll_out: rolls out the shard of this process in an environment on its own devices.
       rollouts: rollouts per question.
     """
-    shards = shard_questions(questions, jax.process_count(), rollouts)
-    if len(shards) == 1:
-        return roll_out(questions, [range(rollouts)] * len(questions))
-    own = shards[jax.process_index()]
-    forests = all_gather_object(lambda: roll_out([questions[i] for i in own], [*own.values()]))
+    return gather_shards(questions, lambda: shard_rollout(questions, roll_out, rollouts), rollouts)
+
+
+def shard_rollout(questions: Sequence[Question], roll_out: RollOut, rollouts: int = 1) -> Forest:
+    """Rolls out the shard of this process, without a message to another one.
+
+    Args:
+      questions, roll_out, rollouts: as in `data_parallel_rollout`.
+    """
+    own = shard_questions(questions, jax.process_count(), rollouts)[jax.process_index()]
+    return roll_out([questions[i] for i in own], [*own.values()])
+
+
+def gather_shards(
+    questions: Sequence[Question], shard: Callable[[], Forest], rollouts: int = 1
+) -> Forest:
+    """Returns the forest of all questions on each process, from the shards (a collective).
+
+    Args:
+      questions, rollouts: as in `data_parallel_rollout`.
+      shard: returns the result of `shard_rollout`; its error is raised on all processes.
+    """
+    forests = all_gather_object(shard)
+    if len(forests) == 1:
+        return forests[0]
+    shards = shard_questions(questions, len(forests), rollouts)
     return merge_shards(questions, shards, forests, rollouts)
 
 

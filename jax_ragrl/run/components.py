@@ -65,7 +65,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.rollout.policy import check_grammars
-from jax_ragrl.run.config import REPLY, Data, Job, check_staleness
+from jax_ragrl.run.config import REPLY, Data, Job
 from jax_ragrl.run.lock import lock_unless_done, unlock_folder
 from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
 from jax_ragrl.run.world_folder import make_world
@@ -226,7 +226,6 @@ def reply_cache(folder: pathlib.Path) -> pathlib.Path:
 
 def mesh_for(job: Job) -> Mesh | None:
     """Returns the mesh of a run; None: the first device. A run on several hosts needs a mesh."""
-    check_staleness(job.run.staleness, jax.process_count())
     if not job.mesh and jax.process_count() > 1:
         raise UserError(
             f"{jax.process_count()} processes train one policy, but this config has no mesh: set "

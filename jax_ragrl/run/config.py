@@ -395,23 +395,6 @@ class Job:
         return temperatures.pop()
 
 
-def check_staleness(staleness: int, processes: int) -> None:
-    """Refuses stale rollouts of several processes.
-
-    Args:
-      staleness: of the section `run`.
-      processes: the number of processes that train one policy, one per host.
-
-    Raises:
-      UserError: the run would have stale rollouts of several processes.
-    """
-    if staleness and processes > 1:
-        raise UserError(
-            f"run.staleness is {staleness}, but {processes} processes train one policy, and their "
-            "rollouts and updates would exchange messages in different orders: set it to 0"
-        )
-
-
 def load_job(values: Mapping[str, Any]) -> Job:
     """Builds a job from the values of a config: `system` names a system, `recipe` its settings."""
     # A copy, because `load_recipe` removes keys.

@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime import data_pickle
+from jax_ragrl.runtime.dispatch import in_order
 
 T = TypeVar("T")
 
@@ -260,11 +261,13 @@ def _exchange(data: bytes) -> list[bytes]:
     wait = multihost.get_barrier_sync_fn()
     with _waiting():
         wait(key=f"ragrl-{next(_barriers)}", timeout_ms=1000 * BARRIER_TIMEOUT)
-    size_H = multihost_utils.process_allgather(np.int32(len(data)))
+    # Another thread may start programs on these devices (`run.staleness`).
+    gather = in_order(multihost_utils.process_allgather)
+    size_H = gather(np.int32(len(data)))
     # Pad to a power of two, so that few programs are compiled.
     padded = np.zeros(1 << (int(size_H.max()) - 1).bit_length(), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = multihost_utils.process_allgather(padded)
+    rows = gather(padded)
     return [row[:size].tobytes() for row, size in zip(rows, size_H.tolist(), strict=True)]
 
 

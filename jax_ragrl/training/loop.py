@@ -10,7 +10,7 @@ import functools
 import pathlib
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -36,7 +36,7 @@ from jax_ragrl.learner.throughput import speed
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.data_parallel import data_parallel_rollout
+from jax_ragrl.rollout.data_parallel import gather_shards, shard_rollout
 from jax_ragrl.rollout.pipelining import pipelined_rollout
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import trees
@@ -437,6 +437,7 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
         schedule=job.schedule,
         act=functools.partial(acting_environment, job, parts),
         roll_out=roll_out_step,
+        gather=functools.partial(gather_rollouts, job),
     )
 
 
@@ -517,11 +518,11 @@ def roll_out(
     roles: Sequence[str],
     step: int,
 ) -> Forest:
-    """Rolls out a batch of questions and computes the rewards.
+    """Rolls out the shard of this process of a batch of questions, without rewards.
 
     Args:
       job: the run's config.
-      environment: policies, retriever and language models.
+      environment: policies, retriever and language models, on devices of this process.
       questions: the questions of the step.
       roles: the roles trained at this step, which branch.
       step: the step, from 0; part of the seed.
@@ -545,8 +546,19 @@ def roll_out(
 
         return pipelined_rollout(own, environment, job.run.pipeline_groups, roll_out_group)
 
-    forest = data_parallel_rollout(questions, roll_out_shard, recipe.rollouts)
-    return forest._replace(reward_N=recipe.reward(forest))
+    return shard_rollout(questions, roll_out_shard, recipe.rollouts)
+
+
+def gather_rollouts(job: Job, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
+    """Returns the rollouts of all processes with their rewards (a collective).
+
+    Args:
+      job: the run's config.
+      questions: the questions of the step.
+      shard: returns the rollouts of this process, see `roll_out`.
+    """
+    forest = gather_shards(questions, shard, job.recipe.rollouts)
+    return forest._replace(reward_N=job.recipe.reward(forest))
 
 
 def learn(

@@ -8,6 +8,10 @@ With staleness 1 the policies that sample are one update older than the policies
 the samples; importance weights correct for that. A checkpoint holds the forest in flight, so that a
 resumed run trains on the same samples. (Its language model might answer differently the second
 time.)
+
+On several processes the worker thread of each makes the rollouts of its shard, on its own devices.
+Only the main threads exchange messages, all in one order: the weights before the rollouts of a
+step, the shards after them, and the sums of the updates in between.
 """
 
 from __future__ import annotations
@@ -65,16 +69,20 @@ class InFlight(NamedTuple):
     Fields:
       step: their step, from 0.
       data: the state of the questions before the step drew its own.
-      rollout: the rollouts, perhaps still running.
+      questions: the questions of the step.
+      rollout: the rollouts of this process, perhaps still running, or those of all processes.
       waiting: can stop them.
       staleness: as in `Rollout`; 0 if the update since was undone.
+      is_whole: whether `rollout` has the rollouts of all processes.
     """
 
     step: int
     data: Any
+    questions: Sequence[Question]
     rollout: Future[Rollout]
     waiting: WaitingTimes
     staleness: int = 1
+    is_whole: bool = False
 
 
 @dataclasses.dataclass
@@ -86,7 +94,10 @@ class Rollouts:
       steps, staleness, schedule: of the run's config.
       act: from policies, and whether they must outlive the next update, to an environment in which
         they act.
-      roll_out: from an environment, the questions of a step and its number to a forest.
+      roll_out: from an environment, the questions of a step and its number to the forest of this
+        process.
+      gather: from the questions and a function that returns the forest of this process to the
+        forest of all processes with its rewards; a collective.
     """
 
     data: Batches
@@ -95,6 +106,7 @@ class Rollouts:
     schedule: Schedule
     act: Callable[[Policies, bool], Environment]
     roll_out: Callable[[Environment, Sequence[Question], int], Forest]
+    gather: Callable[[Sequence[Question], Callable[[], Forest]], Forest]
     _in_flight: InFlight | None = None
     _early_wait: float = 0.0
 
@@ -102,12 +114,13 @@ class Rollouts:
         self._pool = ThreadPoolExecutor(1, "rollout")
 
     def take(self, policies: Policies, step: int) -> Rollout:
-        """Returns the rollouts of a step, which are in flight or begin now.
+        """Returns the rollouts of a step, which are in flight or begin now (a collective).
 
         Args:
           policies: the policies before the step.
           step: the step, from 0.
         """
+        self._finish()
         in_flight, self._in_flight = self._in_flight, None
         early_wait, self._early_wait = self._early_wait, 0.0
         if in_flight is not None:
@@ -116,7 +129,9 @@ class Rollouts:
         waiting = WaitingTimes()
         with waiting.call(DEVICE):
             environment = waiting.observe(self.act(policies, False))
-        return self._run(environment, next(self.data), step, waiting)
+        questions = next(self.data)
+        forest = self.gather(questions, lambda: self.roll_out(environment, questions, step))
+        return Rollout(forest, 0, waiting.seconds())
 
     def begin(self, policies: Policies, step: int) -> None:
         """Begins the rollouts of a step in the worker thread, if they may be stale.
@@ -132,8 +147,9 @@ class Rollouts:
         waiting, state = WaitingTimes(), self.data.get_state()
         with waiting.call(DEVICE):
             environment = waiting.observe(self.act(policies, True))
-        work = (environment, next(self.data), step, waiting)
-        self._in_flight = InFlight(step, state, self._pool.submit(self._run, *work), waiting)
+        questions = next(self.data)
+        rollout = self._pool.submit(self._run, environment, questions, step, waiting)
+        self._in_flight = InFlight(step, state, questions, rollout, waiting)
 
     def _run(
         self,
@@ -146,11 +162,24 @@ class Rollouts:
         return Rollout(forest, 0, waiting.seconds())
 
     def wait(self) -> None:
-        """Waits for the rollouts in flight; an error of theirs is raised by `take`."""
+        """Waits for the rollouts in flight; `take` raises an error of theirs. A collective."""
         if self._in_flight is not None:
             start = time.perf_counter()
-            wait([self._in_flight.rollout])
+            self._finish()
             self._early_wait += time.perf_counter() - start
+
+    def _finish(self) -> None:
+        """Waits for the rollouts in flight on all processes and gathers them (a collective)."""
+        in_flight = self._in_flight
+        if in_flight is None or in_flight.is_whole:
+            return
+        shard, whole = in_flight.rollout, Future[Rollout]()
+        try:
+            forest = self.gather(in_flight.questions, lambda: shard.result().forest)
+            whole.set_result(shard.result()._replace(forest=forest))
+        except Exception as error:  # any error belongs to the step, which comes later
+            whole.set_exception(error)
+        self._in_flight = in_flight._replace(rollout=whole, is_whole=True)
 
     def discard(self) -> None:
         """Stops the rollouts in flight; `take` makes them again, with the policies of its step."""
@@ -174,7 +203,7 @@ class Rollouts:
         """Returns the entries of a checkpoint from which `restore` continues.
 
         Waits for the rollouts in flight. If they failed, they are left out: the resumed run makes
-        them again. After the last step they are discarded.
+        them again. After the last step they are discarded. A collective.
         """
         if is_last:
             self.discard()
@@ -198,13 +227,13 @@ class Rollouts:
         self.data.set_state(entries["data"])
         if "forest" not in entries:
             return
-        next(self.data)  # the questions of the forest
-        forest = _unpack(entries["forest"])
+        questions, forest = next(self.data), _unpack(entries["forest"])
         rollout = Future[Rollout]()
         # Another process made them: this one waited for nothing.
         rollout.set_result(Rollout(forest, 0, dict.fromkeys(CAUSES, 0.0)))
         self._in_flight = InFlight(
-            step, entries["data"], rollout, WaitingTimes(), entries["staleness"]
+            *(step, entries["data"], questions, rollout, WaitingTimes(), entries["staleness"]),
+            is_whole=True,
         )
 
     def close(self) -> None:

@@ -521,14 +521,3 @@ def test_the_peak_is_the_permanent_memory_and_one_program(monkeypatch):
     # Stale rollouts run during the update.
     stale = plan(dataclasses.replace(RUN, staleness=1), SMALL, jax.devices())
     assert stale["peak_bytes"] == result["peak_bytes"] + 2
-
-
-def test_a_plan_of_stale_rollouts_on_several_hosts_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """A run on these devices would be refused, too (`run.components.mesh_for`)."""
-    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: pytest.fail("compiles"))
-    chips = [types.SimpleNamespace(process_index=i // 4) for i in range(16)]
-    mesh = types.SimpleNamespace(devices=np.array(chips, dtype=object).reshape(1, 16, 1))
-    monkeypatch.setattr("jax_ragrl.plan.make_mesh", lambda *_: mesh)
-    message = r"staleness is 1, but 4 processes train one policy, .*: set it to 0"
-    with pytest.raises(UserError, match=message):
-        plan(dataclasses.replace(RUN, staleness=1), SMALL, chips)

@@ -18,6 +18,7 @@ from jax_ragrl.models.hf import save_decoder
 from tests.flags import flags
 from tests.learner.metric_rows import assert_equal_metrics, metric_rows
 from tests.tiny import policy, tokenizer
+from tests.training.test_resume import wait_for
 
 REPO = pathlib.Path(__file__).parents[2]
 CONFIG = REPO / "configs" / "tiny" / "c3po.py"
@@ -41,10 +42,17 @@ SMALL = {
 
 
 def start(
-    workdir: pathlib.Path, folder: pathlib.Path, mesh: str, devices: int, **environ: str
+    workdir: pathlib.Path,
+    folder: pathlib.Path,
+    mesh: str,
+    devices: int,
+    *,
+    staleness: int = 0,
+    **environ: str,
 ) -> subprocess.Popen:
     """Starts one process of `ragrl train` with some devices of its own."""
-    settings = {**SMALL, "policy": folder, "mesh": mesh}
+    settings = {**SMALL, "policy": folder, "mesh": mesh, "run.staleness": staleness}
+    settings["objective.importance_weight_cap"] = 2.0 * staleness
     overrides = [f"--config.{key}={value}" for key, value in settings.items()]
     ragrl = [sys.executable, "-m", "jax_ragrl.cli.main"]
     command = [*ragrl, "train", f"--config={CONFIG}", *overrides]
@@ -85,13 +93,26 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in restored["state"].items()}
 
 
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of an initial policy."""
+    tokenizer().save(tmp_path / "tokenizer")
+    return save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+
+
+def assert_equal_runs(one: pathlib.Path, other: pathlib.Path) -> None:
+    assert_equal_metrics(one, other)
+    expected, actual = final_arrays(one), final_arrays(other)
+    assert set(actual) == set(expected) and len(actual) > 10
+    for name, x in expected.items():
+        np.testing.assert_allclose(actual[name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
 @pytest.mark.slow
 def test_two_hosts_train_like_one_and_the_first_writes_files(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, folder: pathlib.Path
 ):
     """Weights are split over two devices per host; the KL shows that the gradient is not zero."""
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
     alone, spread = tmp_path / "alone", tmp_path / "spread"
     one = start(alone, folder, "()", 1)
     output = one.communicate(timeout=600)[0]
@@ -107,8 +128,31 @@ def test_two_hosts_train_like_one_and_the_first_writes_files(
     assert len(list((spread / "tensorboard").iterdir())) == 1
     assert [row["step"] for row in metric_rows(spread)] == [1, 2]
     assert metric_rows(alone)[1]["kl/mean"] > 1e-3
-    assert_equal_metrics(alone, spread)
-    expected, actual = final_arrays(alone), final_arrays(spread)
-    assert set(actual) == set(expected) and len(actual) > 10
-    for name, x in expected.items():
-        np.testing.assert_allclose(actual[name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert_equal_runs(alone, spread)
+
+
+@pytest.mark.slow
+def test_two_hosts_that_are_killed_roll_out_during_updates_like_one(
+    tmp_path: pathlib.Path, folder: pathlib.Path
+):
+    """The forest of the second step is in the checkpoint of the first."""
+    alone, spread = tmp_path / "alone", tmp_path / "spread"
+    one = start(alone, folder, "()", 1, staleness=1)
+    output = one.communicate(timeout=600)[0]
+    assert one.returncode == 0, output
+
+    def start_all() -> list[subprocess.Popen]:
+        mesh = "(1, -1, 1)"
+        return [start(spread, folder, mesh, 2, staleness=1, **env) for env in environments(2)]
+
+    processes = start_all()
+    wait_for(spread / "checkpoints" / "1", processes[0])
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=60)
+    assert len(metric_rows(spread)) == 1
+    processes = start_all()
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert [row["staleness"] for row in metric_rows(spread)] == [0, 1]
+    assert_equal_runs(alone, spread)

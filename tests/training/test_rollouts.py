@@ -7,7 +7,7 @@ import itertools
 import json
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +185,7 @@ def arguments(trial: Trial) -> dict[str, Any]:
         "schedule": trial.job.schedule,
         "act": lambda *_: Tape(improvise).environment(),
         "roll_out": lambda *_: pytest.fail("rolls out"),
+        "gather": lambda questions, shard: shard(),
     }
 
 
@@ -353,9 +354,23 @@ def test_stale_rollouts_need_importance_weights():
         load_job(load_config(config, ["--config.run.staleness=2"]))
 
 
-def test_stale_rollouts_are_refused_on_several_hosts(monkeypatch: pytest.MonkeyPatch):
-    settings = ["--config.run.staleness=1", "--config.objective.importance_weight_cap=2.0"]
-    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", settings))
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    with pytest.raises(UserError, match=r"staleness is 1, but 4 processes .*: set it to 0"):
-        components.mesh_for(job)
+def test_all_processes_gather_a_forest_once_in_the_main_thread(trial: Trial):
+    """A message of the worker thread could overtake one of the update on another process."""
+    trial.train(steps=1)
+    gathered = []
+
+    def gather(questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
+        gathered.append((threading.current_thread().name, [q.id for q in questions]))
+        forest = shard()
+        return forest._replace(reward_N=np.full_like(forest.reward_N, 99))
+
+    roll_out = lambda *_: play(Tape(improvise))  # noqa: E731
+    rollouts = Rollouts(**arguments(trial) | {"roll_out": roll_out, "gather": gather})
+    rollouts.begin({}, 1)
+    rollouts.wait()
+    entries = rollouts.state()
+    for owner in (rollouts, Rollouts(**arguments(trial))):
+        owner.restore(entries, 1)
+        assert set(owner.take({}, 1).forest.reward_N) == {99}
+    assert len(gathered) == 1 and gathered[0][0] == "MainThread"
+    assert gathered[0][1] == [next(loop.question_batches([ANN, BOB] * 3, 1, 0))[0].id]
