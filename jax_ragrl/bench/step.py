@@ -13,7 +13,7 @@ import dataclasses
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -190,15 +190,18 @@ def _measure_step(
         "update_s": step_end - rollout_end,
         "compile_s": compilation.stop(),
     }
-    # Shares of a step: overlapping calls may add up to more than the rollout.
-    shares = {
+    tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
+    facts = {name: round(x, 4) for name, x in (times | _shares(times)).items()}
+    return policies, facts | {"turns": len(turns), "tokens": tokens}
+
+
+def _shares(times: Mapping[str, float]) -> dict[str, float]:
+    """Returns the share of a step of each part; calls that overlap may add up to more than 1."""
+    return {
         name.replace("_s", "_share"): x / times["step_s"]
         for name, x in times.items()
         if name != "step_s"
     }
-    tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
-    facts = {name: round(x, 4) for name, x in (times | shares).items()}
-    return policies, facts | {"turns": len(turns), "tokens": tokens}
 
 
 class _CompileTimer:
