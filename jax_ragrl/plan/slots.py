@@ -25,7 +25,13 @@ from jax_ragrl.sampling.context_cache import capacity_for, chunk_lengths
 from jax_ragrl.sampling.decode import Grammar
 from jax_ragrl.sampling.jobs import Shapes
 from jax_ragrl.sampling.slot_programs import chunk_shapes, decode_shapes
-from jax_ragrl.sampling.slots import decode_slots, empty_contexts, empty_slots, extend_contexts
+from jax_ragrl.sampling.slots import (
+    DecodeLimits,
+    decode_slots,
+    empty_contexts,
+    empty_slots,
+    extend_contexts,
+)
 
 
 def count_slots(
@@ -84,10 +90,9 @@ def _compile_prefill(model: SplitModel, contexts: Any, length: int, mesh: Mesh) 
 def _compile_decode(model: SplitModel, state: Any, mesh: Mesh, nucleus: bool) -> Program:
     """Compiles the decoding of slots without a grammar."""
     grammar = Grammar(replicated_array((2,), jnp.int32, mesh))
-    limits = [
-        replicated_array(shape, jnp.int32, mesh) for shape in ((data_parallel_size(mesh),), ())
-    ]
-    trace = decode_slots.lower(model, state, grammar, *limits, use_top_p=nucleus)
+    shapes = ((data_parallel_size(mesh),), (), ())
+    limits = DecodeLimits(*(replicated_array(shape, jnp.int32, mesh) for shape in shapes))
+    trace = decode_slots.lower(model, state, grammar, limits, use_top_p=nucleus)
     return compile_program(trace, mesh)
 
 

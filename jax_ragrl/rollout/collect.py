@@ -28,7 +28,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -216,6 +216,27 @@ class BatchRollout:
     def calls(self) -> dict[type, BatchedCall]:
         """The batched call of each kind of effect."""
         return {Generate: self._sample, Search: self._search, CallLLM: self._call_llm}
+
+    def stream_actions(
+        self,
+        pending: Sequence[PendingEffect],
+        arrivals: Callable[[], Sequence[PendingEffect]],
+    ) -> Generator[tuple[int, Sequence[Action]]]:
+        """Samples actions, and further ones that arrive meanwhile if the sampler can.
+
+        Args:
+          pending: the effects that ask for actions.
+          arrivals: returns the effects that have come since its last call.
+
+        Yields:
+          The number of an effect, from 0 in the order of arrival, and its actions.
+        """
+        sampler = self.environment.sampler
+        if not hasattr(sampler, "stream"):
+            yield from enumerate(self._sample(pending))
+            return
+        requests = [self._action_request(p) for p in pending]
+        yield from sampler.stream(requests, lambda: [self._action_request(p) for p in arrivals()])
 
     def sort_records(self) -> None:
         """Sorts the nodes by round and by place, in whatever order their branches advanced."""

@@ -4,12 +4,13 @@
         |    ^
         |    +----------- replies, in the order of their arrival <----+
         |                                                             |
-        +-- Generate --> one batched call per turn, in this thread ---+
+        +-- Generate --> one stream at a time, in this thread --------+
         +-- Search ----> one batched call at a time, in a worker -----+
         +-- CallLLM ---> one call per effect, each in a worker -------+
 
-A turn of the devices takes all actions that wait at its start, so a slow reply of the language
-model delays its own branch alone. Seeds and the order of nodes, and so the forest, equal those in
+A slow reply of the language model delays its own branch alone. With slots (`shapes.decode_rows`) an
+action whose branch continues takes the next free slots of the running sampler; in batches it waits
+for the batches that run. Seeds and the order of nodes, and so the forest, equal those in
 lockstep. But the speed of servers decides which actions share a batch, and programs of other shapes
 round differently: a resumed run equals an undisturbed one up to rounding errors.
 """
@@ -17,9 +18,10 @@ round differently: a resumed run equals an undisturbed one up to rounding errors
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import queue
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +32,7 @@ from jax_ragrl.rollout.branches import (
     PendingEffect,
 )
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
+from jax_ragrl.rollout.tree import Action
 from jax_ragrl.runtime.dispatch import is_on_device
 
 # Threads that call the language model; further calls wait. Clients of servers have lower limits.
@@ -73,6 +76,14 @@ class Rollout(Protocol):
 
     @property
     def calls(self) -> Mapping[type, BatchedCall]: ...
+
+    def stream_actions(
+        self,
+        pending: Sequence[PendingEffect],
+        arrivals: Callable[[], Sequence[PendingEffect]],
+    ) -> Generator[tuple[int, Sequence[Action]]]:
+        """Samples actions, and further ones that arrive; yields each with its number."""
+        ...
 
     def effects_of(self, branch: Branch) -> tuple[Effect, ...]: ...
 
@@ -119,10 +130,10 @@ class _EarlyRollout:
         self.calls, environment = rollout.calls, rollout.environment
         # A model on the devices runs in the thread of the sampler, as in lockstep.
         self.on_device = {
-            Generate: True,
             Search: is_on_device(environment.retriever),
             CallLLM: is_on_device(environment.llm),
         }
+        self._others_on_device = [kind for kind, is_own in self.on_device.items() if is_own]
         self.queues: dict[type, list[WaitingEffect]] = {kind: [] for kind in self.calls}
         self.arrivals: queue.SimpleQueue[tuple[list[WaitingEffect], Future[Any]]] = (
             queue.SimpleQueue()
@@ -176,17 +187,43 @@ class _EarlyRollout:
             call.add_done_callback(lambda done: self.arrivals.put((batch, done)))
 
     def _run_devices(self) -> bool:
-        """Performs the effects that wait for the devices, in one batched call per kind.
+        """Performs the effects that wait for the devices: actions, then a batched call per kind.
 
         Returns:
           Whether there were any.
         """
-        ran = False
-        for kind, call in self.calls.items():
-            if self.on_device[kind] and (batch := self._next_batch(kind)):
-                self._reply(batch, call([effect.pending for effect in batch]))
+        ran = self._sample()
+        for kind in self._others_on_device:
+            if batch := self._next_batch(kind):
+                self._reply(batch, self.calls[kind]([effect.pending for effect in batch]))
                 ran = True
         return ran
+
+    def _sample(self) -> bool:
+        """Samples the actions that wait, and those that arrive meanwhile.
+
+        Returns:
+          Whether there were any.
+        """
+        batch = self._next_batch(Generate)
+        if not batch:
+            return False
+
+        def arrivals() -> list[PendingEffect]:
+            self._start_workers()
+            self._take_arrivals(wait=False)
+            # Other models on the devices have their turn when the actions in the slots have ended.
+            if any(self.queues[kind] for kind in self._others_on_device):
+                return []
+            further = self._next_batch(Generate)
+            batch.extend(further)
+            return [effect.pending for effect in further]
+
+        actions = self.rollout.stream_actions([effect.pending for effect in batch], arrivals)
+        with contextlib.closing(actions):
+            for number, reply in actions:
+                self._reply([batch[number]], [reply])
+        return True
 
     def _take_arrivals(self, *, wait: bool) -> None:
         """Takes the replies that have arrived; with `wait`, of at least one call."""

@@ -7,8 +7,9 @@ batch is split into groups that are in different rounds.
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
@@ -77,7 +78,10 @@ def separate(sampler: Any) -> Any:
 
 
 class ContextProxy:
-    """A proxy of an object that makes every call within a context, such as a lock."""
+    """A proxy of an object that makes every call within a context, such as a lock.
+
+    The call of a generator ends with the generator.
+    """
 
     def __init__(self, target: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
         self._target, self._context = target, context
@@ -87,8 +91,12 @@ class ContextProxy:
         return self._within(value) if callable(value) else value
 
     def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with self._context():
+                yield from call(*args, **kwargs)
+
         def within(*args: Any, **kwargs: Any) -> Any:
             with self._context():
                 return call(*args, **kwargs)
 
-        return within
+        return stream if inspect.isgeneratorfunction(call) else within

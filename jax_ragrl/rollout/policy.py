@@ -1,26 +1,26 @@
-"""The action sampler of a run: policies as writers of actions, with token ids in and out."""
+"""The action sampler of a run: policies as writers of actions."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import action_ids, context_ids, context_texts, reply_ids
+from jax_ragrl.rollout.pending import PendingActions, pending_actions
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.counters import SamplingCounters
-from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes
-from jax_ragrl.text.thoughts import CLOSE
+from jax_ragrl.sampling.engine import SizedJob
+from jax_ragrl.sampling.sampler import JobSampler, Shapes
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
-TOO_LONG = "Prompt Too Long"  # the error of an action whose prompt fits no static shape
-NO_PREFIX = -1  # the prefix number of actions without a forced prefix
 SamplerModels = Mapping[str, SplitModel]
-# Which request, and which of its forced prefixes (or `NO_PREFIX`), a sampling job belongs to.
+# The number of a request, and the key of one of its jobs.
 JobKey = tuple[int, int]
+# What jobs of one program have in common: the policy and the grammar.
+JobKind = tuple[str, tuple[str, tuple[str, ...], str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,144 +59,138 @@ class PolicySampler:
 
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
-        # 1. Encode all texts in one call, then assemble the prompts from the encoded texts.
-        self.tokenizer.encode_ahead(
-            text for r in requests for text in context_texts(r.messages, r.history)
-        )
-        prompts = [
-            context_ids(
-                self.tokenizer, r.messages, r.history, r.role.as_chat_turns, r.role.thinking
-            )
-            for r in requests
-        ]
-        # 2. Start all jobs before waiting for one, so that the device is busy while rows are read.
+        pending = self.pending(requests)
+        # Start all jobs before waiting for one, so that the device is busy while rows are read.
         finishes = [
-            self._start(name, requests, prompts, width, keys)
-            for (name, width), keys in sorted(_keys_by_batch(requests).items())
+            self._start(policy, pending, keys, width)
+            for (policy, width), keys in sorted(_keys_by_batch(pending).items())
         ]
-        # 3. Wait, and put the actions of each request in order.
-        samples: dict[JobKey, list[Action]] = {}
         for finish in finishes:
-            samples |= finish()
-        return [self._in_order(i, r, prompts[i], samples) for i, r in enumerate(requests)]
+            finish()
+        return [actions.in_order() for actions in pending]
+
+    def stream(
+        self, requests: Sequence[ActionRequest], arrivals: Callable[[], Sequence[ActionRequest]]
+    ) -> Iterator[tuple[int, list[Action]]]:
+        """Samples requests, and further ones that arrive meanwhile.
+
+        With slots a request that arrives takes the next free ones; without, it waits for the batch.
+
+        Args:
+          requests: as in `sample`.
+          arrivals: returns the requests that have come since its last call.
+
+        Yields:
+          As soon as a request has all of its actions, its number, from 0 in the order of arrival,
+          and the actions as `sample` returns them.
+        """
+        if self.shapes.decode_rows:
+            yield from _ActionStream(self, arrivals).run(requests)
+            return
+        first = 0
+        while requests:
+            yield from enumerate(self.sample(requests), first)
+            first += len(requests)
+            requests = arrivals()
+
+    def pending(self, requests: Sequence[ActionRequest]) -> list[PendingActions]:
+        """Returns the actions of requests, before they are sampled."""
+        return pending_actions(requests, self.tokenizer, self.shapes, greedy=self.greedy)
+
+    def sampler(self, policy: str) -> JobSampler:
+        """Returns the sampler of a policy, which keeps its contexts."""
+        if policy not in self._samplers:
+            of_model = (self.models[policy], self.tokenizer, self.shapes, self.counters)
+            self._samplers[policy] = JobSampler(*of_model)
+        return self._samplers[policy]
 
     def _start(
-        self,
-        name: str,
-        requests: Sequence[ActionRequest],
-        prompts: Sequence[tuple[int, ...]],
-        width: int,
-        keys: Sequence[JobKey],
-    ) -> Callable[[], dict[JobKey, list[Action]]]:
-        """Dispatches the jobs of one policy and width; returns a function that waits for them."""
-        openings = {i: self._opening(requests[i], prompts[i]) for i, _ in keys}
-        prefixes = {key: self._prefix(requests[key[0]], key[1], openings[key[0]]) for key in keys}
-        longest = self.shapes.prompt_lengths[-1]
-        # Requests that fit no shape get an error instead of stopping the batch.
-        fitting = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
-        jobs = [self._job(requests[i], prompts[i], prefixes[i, f], f) for i, f in fitting]
-        if name not in self._samplers:
-            model = self.models[name]
-            self._samplers[name] = JobSampler(model, self.tokenizer, self.shapes, self.counters)
-        wait = self._samplers[name].start(jobs, width)
+        self, policy: str, pending: Sequence[PendingActions], keys: Sequence[JobKey], width: int
+    ) -> Callable[[], None]:
+        """Dispatches jobs of one policy and width; returns a function that puts their rows."""
+        jobs = [pending[i].jobs[number][0] for i, number in keys]
+        wait = self.sampler(policy).start(jobs, width)
 
-        def finish() -> dict[JobKey, list[Action]]:
-            actions = dict.fromkeys(keys, [Action((), (), "", (), TOO_LONG)])
-            for (i, f), rows in zip(fitting, wait(), strict=True):
-                place = (prompts[i], prefixes[i, f], openings[i])
-                actions[i, f] = [self._action(*place, row) for row in rows]
-            return actions
+        def finish() -> None:
+            for (i, number), rows in zip(keys, wait(), strict=True):
+                pending[i].put(number, rows, self.tokenizer)
 
         return finish
 
-    def _opening(self, request: ActionRequest, prompt: tuple[int, ...]) -> str:
-        """The think block that the prompt opens, if the role thinks: it belongs to the action."""
-        return self.tokenizer.opened_thought(prompt) if request.role.thinking else ""
 
-    def _prefix(self, request: ActionRequest, number: int, opening: str) -> tuple[int, ...]:
-        if number == NO_PREFIX:
-            return ()
-        text = _after_thought(opening, request.branching.forced_actions[number].text)
-        return reply_ids(self.tokenizer, text, request.role.as_chat_turns)
+class _ActionStream:
+    """The requests of one call of `PolicySampler.stream`.
 
-    def _job(
-        self,
-        request: ActionRequest,
-        prompt: tuple[int, ...],
-        prefix: tuple[int, ...],
-        number: int,
-    ) -> SamplingJob:
-        job = job_of_role(request.role, self.shapes)
-        return job._replace(
-            ids=prompt + prefix,
-            # Each forced prefix has its own random stream (a Weyl sequence of the state's seed).
-            seed=(request.seed + 0x9E3779B9 * (number + 1)) % 2**32,
-            # The compiled programs take the temperature as an argument; 0 selects the argmax.
-            temperature=0.0 if self.greedy else job.temperature,
-            prefix_length=len(prefix),
-        )
+    The jobs of one policy and grammar share the slots at a time. While jobs of another kind wait,
+    no more are added to those in the slots, so that each kind has its turn.
 
-    def _action(
-        self, prompt: tuple[int, ...], prefix: tuple[int, ...], opening: str, row: Row
-    ) -> Action:
-        ids = prefix + row.ids
-        # A forced prefix was not sampled, so the whole action is scored like a forced one.
-        logps = None if prefix else row.logps
-        text = opening + self.tokenizer.decode(ids)
-        return Action(prompt, ids, text, logps, removed=row.removed)
+    Args:
+      sampler: the sampler.
+      arrivals: as in `PolicySampler.stream`.
 
-    def _in_order(
-        self,
-        i: int,
-        request: ActionRequest,
-        prompt: tuple[int, ...],
-        samples: Mapping[JobKey, list[Action]],
-    ) -> list[Action]:
-        """Returns the actions of request `i`: forced ones in order, then sampled ones."""
-        actions = []
-        for f, forced_action in enumerate(request.branching.forced_actions):
-            if forced_action.complete:
-                # A complete text is encoded, not sampled.
-                opening = self._opening(request, prompt)
-                text = _after_thought(opening, forced_action.text)
-                ids = action_ids(self.tokenizer, text, request.role.as_chat_turns)
-                actions.append(Action(prompt, ids, opening + text))
-            else:
-                actions += samples[i, f]
-        return actions + (samples[i, NO_PREFIX] if request.branching.samples else [])
+    Attributes:
+      pending: all requests until now.
+      queues: the jobs that wait, by kind; the kind that waits longest comes first.
+    """
 
+    def __init__(
+        self, sampler: PolicySampler, arrivals: Callable[[], Sequence[ActionRequest]]
+    ) -> None:
+        self.sampler, self.arrivals = sampler, arrivals
+        self.pending: list[PendingActions] = []
+        self.queues: dict[JobKind, list[JobKey]] = {}
 
-def job_of_role(role: Role, shapes: Shapes) -> SamplingJob:
-    """Returns the sampling job of a role, without a prompt and a seed."""
-    sampling = role.sampling
-    return SamplingJob(
-        ids=(),
-        seed=0,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        # A longer action would not fit the caches.
-        limit=min(sampling.max_tokens, shapes.max_new_tokens),
-        allowed_token_regex="" if role.strict else role.allowed_token_regex,
-        stop_strings=role.stop_strings,
-        action_regex=role.action_regex if role.strict else "",
-    )
+    def run(self, requests: Sequence[ActionRequest]) -> Iterator[tuple[int, list[Action]]]:
+        """Samples all requests; yields as `PolicySampler.stream`."""
+        while requests:
+            yield from self._add(requests)
+            while self.queues:
+                yield from self._sample_kind(next(iter(self.queues)))
+            requests = self.arrivals()
+
+    def _add(self, requests: Sequence[ActionRequest]) -> Iterator[tuple[int, list[Action]]]:
+        """Queues the jobs of requests; yields the requests without jobs."""
+        first = len(self.pending)
+        self.pending += self.sampler.pending(requests)
+        for i, actions in enumerate(self.pending[first:], first):
+            for number, (job, _) in actions.jobs.items():
+                kind = (actions.request.role.policy, job.grammar)
+                self.queues.setdefault(kind, []).append((i, number))
+            if actions.is_complete:
+                yield i, actions.in_order()
+
+    def _sample_kind(self, kind: JobKind) -> Iterator[tuple[int, list[Action]]]:
+        """Samples the jobs of a kind that wait, and those that arrive before another kind waits."""
+        keys: list[JobKey] = []
+        complete: list[tuple[int, list[Action]]] = []
+
+        def take() -> list[SizedJob]:
+            own = self.queues.pop(kind)
+            keys.extend(own)
+            return [self.pending[i].jobs[number] for i, number in own]
+
+        def arrivals() -> list[SizedJob]:
+            complete.extend(self._add(self.arrivals()))
+            return take() if [*self.queues] == [kind] else []
+
+        for n, rows in self.sampler.sampler(kind[0]).stream(take(), arrivals):
+            i, number = keys[n]
+            self.pending[i].put(number, rows, self.sampler.tokenizer)
+            if self.pending[i].is_complete:
+                complete.append((i, self.pending[i].in_order()))
+            yield from complete
+            complete.clear()
+        yield from complete
 
 
-def _after_thought(opening: str, text: str) -> str:
-    """The text of a forced action, which does not think: it closes a block that is open."""
-    return f"{CLOSE}\n\n{text}" if opening else text
-
-
-def _keys_by_batch(requests: Sequence[ActionRequest]) -> dict[tuple[str, int], list[JobKey]]:
-    """Groups the sampling jobs of all requests by policy and by samples per job."""
+def _keys_by_batch(
+    pending: Sequence[PendingActions],
+) -> dict[tuple[str, int], list[JobKey]]:
+    """Groups the jobs of all requests by policy and by number of rows."""
     keys: dict[tuple[str, int], list[JobKey]] = {}
-    for i, request in enumerate(requests):
-        policy, width = request.role.policy, request.branching.samples
-        if width:
-            keys.setdefault((policy, width), []).append((i, NO_PREFIX))
-        for f, forced_action in enumerate(request.branching.forced_actions):
-            if not forced_action.complete:
-                keys.setdefault((policy, 1), []).append((i, f))
+    for i, actions in enumerate(pending):
+        for number, (_, width) in actions.jobs.items():
+            keys.setdefault((actions.request.role.policy, width), []).append((i, number))
     return keys
 
 

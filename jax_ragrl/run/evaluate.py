@@ -16,7 +16,7 @@ from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.rollout.policy import TOO_LONG
+from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.policy import TOO_LONG
+from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.indicators import (
     AT_ONCE,

@@ -10,16 +10,18 @@ first turn six times. Here
 One turn of the loop in `_SlotRun.run`:
 
     waiting rows --refill--> slots --decode--> ended rows --store--> kept contexts
-          |                                        |                       |
-          +--- compute what no context has --------|-----------------------+
-                                                 result
+       |   ^                                       |                       |
+       +---|-- compute what no context has --------|-----------------------+
+           |                                     result
+           +--- jobs that have arrived meanwhile <-|
 
-The order of work depends on the jobs alone, so a resumed run repeats it exactly.
+The order of work depends on the jobs and their arrival alone. If all arrive at the beginning, a
+resumed run repeats it exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -44,22 +46,26 @@ from jax_ragrl.sampling.grouping import decode_floor, fewest_rows, first_state, 
 from jax_ragrl.sampling.jobs import Row, SamplingJob, Shapes
 from jax_ragrl.sampling.row_queue import RowQueue, RowTask, WaitingPrompt, by_grammar, waiting
 from jax_ragrl.sampling.slots import (
+    MAX_STEPS,
+    DecodeLimits,
     SlotRows,
     SlotState,
     decode_name,
     decode_slots,
     empty_slots,
-    keep_slots,
     load_slots,
+    resize_slots,
 )
 from jax_ragrl.text.automaton import TokenAutomaton
 
 # Slots are refilled when one of this many is free, on all devices together: fewer wait, but more
 # programs are called.
 REFILL_PART = 8
+# Steps between two looks at the jobs that have arrived.
+STREAM_STEPS = 32
 
-# Rows by the number of their job and their sibling number.
-RowsByJob = dict[tuple[int, int], Row]
+# A job and the number of its rows.
+SizedJob = tuple[SamplingJob, int]
 
 
 class SlotEngine:
@@ -90,12 +96,28 @@ class SlotEngine:
         Raises:
           ValueError: a prompt exceeds the longest prompt length.
         """
-        rows: RowsByJob = {}
+        rows: dict[int, list[Row]] = {}
         # A grammar is an argument of the programs, so jobs with one grammar share the slots.
         for numbers in by_grammar(jobs, self.shapes.prompt_lengths[-1]):
-            prompts = waiting(jobs, numbers, width)
-            rows |= _SlotRun(self, [jobs[i] for i in numbers], prompts).run()
-        return [[rows[i, k] for k in range(width)] for i in range(len(jobs))]
+            own = self.stream([(jobs[i], width) for i in numbers])
+            rows |= {numbers[n]: job_rows for n, job_rows in own}
+        return [rows[i] for i in range(len(jobs))]
+
+    def stream(
+        self, jobs: Sequence[SizedJob], arrivals: Callable[[], Sequence[SizedJob]] | None = None
+    ) -> Iterator[tuple[int, list[Row]]]:
+        """Samples jobs with one grammar, and further ones that arrive meanwhile.
+
+        Args:
+          jobs: at least one job.
+          arrivals: returns the jobs that have come since its last call; it is called after each
+            program that decodes. None: no job comes.
+
+        Yields:
+          As soon as a job has all of its rows, its number, from 0 in the order of arrival, and the
+          rows.
+        """
+        yield from _SlotRun(self, jobs, arrivals).run()
 
 
 class _SlotRun:
@@ -103,33 +125,42 @@ class _SlotRun:
 
     Args:
       engine: the model, the kept contexts and the options.
-      jobs: the jobs.
-      prompts: their distinct prompts, with the rows of each.
+      jobs, arrivals: as in `SlotEngine.stream`.
+
+    Attributes:
+      jobs: all jobs until now.
+      rows: the rows of each job until now, by sibling.
+      group: the grammar and the options of the jobs.
+      queues: the slots and the waiting rows of each device.
+      state: the slots on the devices.
     """
 
     def __init__(
-        self, engine: SlotEngine, jobs: Sequence[SamplingJob], prompts: Sequence[WaitingPrompt]
+        self,
+        engine: SlotEngine,
+        jobs: Sequence[SizedJob],
+        arrivals: Callable[[], Sequence[SizedJob]] | None,
     ) -> None:
-        self.engine, self.mesh = engine, engine.mesh
+        self.engine, self.mesh, self.arrivals = engine, engine.mesh, arrivals
         self.contexts = engine.contexts
-        self.group = JobGroup(engine.tokenizer, jobs, engine.mesh)
+        self.jobs: list[SizedJob] = []
+        self.rows: list[dict[int, Row]] = []
+        self.group = JobGroup(engine.tokenizer, jobs[0][0], engine.mesh)
         self.queues = [RowQueue(contexts) for contexts in engine.contexts.by_device]
-        for prompt in prompts:
-            self._queue_for(prompt).waiting.append(prompt)
-        self.state = self._empty_slots(max(len(prompt.ids) for prompt in prompts))
+        self._queue(jobs)
+        self.state = self._empty_slots()
 
-    def run(self) -> RowsByJob:
-        """Samples all rows."""
-        rows: RowsByJob = {}
+    def run(self) -> Iterator[tuple[int, list[Row]]]:
+        """Samples all rows; yields as `SlotEngine.stream`."""
         # See the drawing at the top.
-        while True:
-            self._refill()
-            if not any(queue.live_slots() for queue in self.queues):
-                return rows
-            self._decode()
-            rows |= self._take_ended_rows()
-            self._shrink()
+        while any(queue.waiting or queue.live_slots() for queue in self.queues):
+            self._resize()
             self._grow()
+            self._refill()
+            self._decode()
+            yield from self._complete(self._take_ended_rows())
+            if self.arrivals:
+                self._queue(self.arrivals())
 
     @property
     def _slots(self) -> int:
@@ -139,6 +170,17 @@ class _SlotRun:
     @property
     def _is_waiting(self) -> bool:
         return any(queue.waiting for queue in self.queues)
+
+    def _queue(self, jobs: Sequence[SizedJob]) -> None:
+        """Adds jobs, whose rows wait on the device that suits their prompt."""
+        first = len(self.jobs)
+        self.jobs += jobs
+        self.rows += [{} for _ in jobs]
+        self.group.add(job for job, _ in jobs)
+        for width in sorted({width for _, width in jobs}):
+            numbers = [first + i for i, (_, own) in enumerate(jobs) if own == width]
+            for prompt in waiting([job for job, _ in self.jobs], numbers, width):
+                self._queue_for(prompt).waiting.append(prompt)
 
     def _queue_for(self, prompt: WaitingPrompt) -> RowQueue:
         """The device that keeps most of a prompt; of several, the one with the fewest rows."""
@@ -150,14 +192,11 @@ class _SlotRun:
             ),
         )
 
-    def _empty_slots(self, longest: int) -> SlotState:
-        shapes, sizes = self.engine.shapes, slot_counts(self.engine.shapes)
-        most = max(queue.rows_waiting for queue in self.queues)
-        count = next((n for n in sizes if n >= most), sizes[-1])
+    def _empty_slots(self) -> SlotState:
+        shapes, count = self.engine.shapes, self._slots_needed()
         for queue in self.queues:
             queue.slots = [None] * count
-        # Longer actions make the contexts grow later, see `_grow`.
-        self.contexts.grow(first_capacity(longest, self.group.limit, shapes))
+        self.contexts.grow(self._tokens_needed())
         with mesh_context(self.mesh):
             state = empty_slots(
                 self.engine.model.merge().config,
@@ -167,6 +206,20 @@ class _SlotRun:
                 is_strict=self.group.automaton is not None,
             )
         return commit_like(state, self.engine.model)
+
+    def _slots_needed(self) -> int:
+        """Returns the slots per device that suffice for all rows, or the largest number."""
+        sizes = slot_counts(self.engine.shapes)
+        most = max(len(queue.live_slots()) + queue.rows_waiting for queue in self.queues)
+        return next((n for n in sizes if n >= most), sizes[-1])
+
+    def _tokens_needed(self) -> int:
+        """Returns the size of contexts for the prompts that wait, 0 without any."""
+        prompts = [len(prompt.ids) for queue in self.queues for prompt in queue.waiting]
+        if not prompts:
+            return 0
+        # Longer actions make the contexts grow later.
+        return first_capacity(max(prompts), self.group.limit, self.engine.shapes)
 
     def _refill(self) -> None:
         """Puts waiting rows in the free slots, each with a copy of its prompt's context."""
@@ -194,26 +247,38 @@ class _SlotRun:
 
     def _decode(self) -> None:
         """Decodes until slots can be refilled, few rows are live, or a context is full."""
-        refill_at = self._slots - max(1, self._slots // REFILL_PART)
-        refill_at_D = np.array([refill_at if q.waiting else -1 for q in self.queues], np.int32)
         # While rows wait, slots are refilled instead of given up.
         smaller = [n for n in slot_counts(self.engine.shapes) if n <= self._slots // 2]
-        shrink_at = np.int32(-1 if self._is_waiting else max(smaller, default=0))
+        refill_at = self._slots - max(1, self._slots // REFILL_PART)
+        limits = DecodeLimits(
+            refill_at_D=np.array([refill_at if q.waiting else -1 for q in self.queues], np.int32),
+            shrink_at=np.int32(-1 if self._is_waiting else max(smaller, default=0)),
+            steps=np.int32(STREAM_STEPS if self.arrivals else MAX_STEPS),
+        )
         name = decode_name(self._slots, self.contexts.capacity)
         with mesh_context(self.mesh), report_compiling(name):
             self.state, steps = decode_slots(
                 self.engine.model,
                 self.state,
                 self.group.grammar,
-                *replicate((refill_at_D, shrink_at), self.mesh),
+                replicate(limits, self.mesh),
                 use_top_p=self.group.use_top_p,
                 stride=check_stride(),
             )
         self.engine.counters.add_decode(self._slots * len(self.queues), int(to_host(steps)))
 
-    def _take_ended_rows(self) -> RowsByJob:
+    def _complete(self, rows: Sequence[tuple[RowTask, Row]]) -> Iterator[tuple[int, list[Row]]]:
+        """Gives rows to their jobs; yields the jobs that have all of theirs."""
+        for task, row in rows:
+            for i in task.draw:
+                self.rows[i][task.sibling] = row
+                width = self.jobs[i][1]
+                if len(self.rows[i]) == width:
+                    yield i, [self.rows[i][k] for k in range(width)]
+
+    def _take_ended_rows(self) -> list[tuple[RowTask, Row]]:
         """Returns the rows that ended, keeps their contexts and frees their slots."""
-        s, rows = self.state, RowsByJob()
+        s, rows = self.state, list[tuple[RowTask, Row]]()
         done_B, *samples = to_host((s.done_B, s.count_B, s.ids_BT, s.logps_BT, s.removed_B))
         contexts: list[list[tuple[int, np.ndarray]]] = []
         for d, queue in enumerate(self.queues):
@@ -221,7 +286,7 @@ class _SlotRun:
             contexts.append([])
             for slot in slots:
                 task, row = queue.free(slot), _row(d * self._slots + slot, *samples)
-                rows |= {(i, task.sibling): row for i in task.draw}
+                rows.append((task, row))
                 self.engine.counters.tokens += len(row.ids)
                 # The last token was sampled, but not run.
                 contexts[-1].append((slot, np.array((task.job.ids + row.ids)[:-1], np.int32)))
@@ -229,22 +294,20 @@ class _SlotRun:
             self.contexts.store(s.cache, contexts)
         return rows
 
-    def _shrink(self) -> None:
-        """Takes fewer slots if no row waits and few are live."""
-        live = max(len(queue.live_slots()) for queue in self.queues)
+    def _resize(self) -> None:
+        """Takes more slots if rows wait for them, and fewer if no row waits and few are live."""
+        count = self._slots_needed()
         # A smaller step than half would not repay the copy.
-        sizes = [n for n in slot_counts(self.engine.shapes) if live <= n <= self._slots // 2]
-        if self._is_waiting or not live or not sizes:
-            return
-        numbers = [queue.shrink(sizes[0]) for queue in self.queues]
-        with mesh_context(self.mesh):
-            self.state = keep_slots(self.state, self.contexts.numbers(numbers, sizes[0]))
+        if count > self._slots or (not self._is_waiting and count <= self._slots // 2):
+            numbers = [queue.resize(count) for queue in self.queues]
+            with mesh_context(self.mesh):
+                self.state = resize_slots(self.state, self.contexts.numbers(numbers, count))
 
     def _grow(self) -> None:
-        """Makes all contexts larger if one of a live row is full."""
+        """Makes all contexts larger if one of a live row is full, or a longer prompt waits."""
         s = self.state
         done_B, length_B, count_B = to_host((s.done_B, s.rows.length_B, s.count_B))
-        longest = int(np.max((length_B + count_B)[~done_B], initial=0))
+        longest = int(np.max((length_B + count_B)[~done_B], initial=self._tokens_needed()))
         if longest > self.contexts.capacity:
             self.contexts.grow(longest)
             self.state = s._replace(cache=grow_slots(s.cache, self.contexts.capacity))
@@ -255,16 +318,26 @@ class JobGroup:
 
     Args:
       tokenizer: as in `sample_jobs`.
-      jobs: the jobs.
+      job: the first of the jobs.
       mesh: the mesh of the model.
+
+    Attributes:
+      automaton, grammar: the constraints of the actions.
+      use_top_p: whether a job of the group has a nucleus.
+      limit: the maximum of new tokens of any job.
     """
 
-    def __init__(self, tokenizer: Any, jobs: Sequence[SamplingJob], mesh: Mesh | None) -> None:
-        regex = jobs[0].action_regex
+    def __init__(self, tokenizer: Any, job: SamplingJob, mesh: Mesh | None) -> None:
+        regex = job.action_regex
         self.automaton: TokenAutomaton | None = tokenizer.automaton(regex) if regex else None
-        self.grammar: Grammar = make_grammar(tokenizer, jobs[0], self.automaton, mesh)
-        self.use_top_p = any(job.top_p < 1 for job in jobs)
-        self.limit = max(job.limit for job in jobs)
+        self.grammar: Grammar = make_grammar(tokenizer, job, self.automaton, mesh)
+        self.use_top_p, self.limit = job.top_p < 1, job.limit
+
+    def add(self, jobs: Iterable[SamplingJob]) -> None:
+        """Adds the options of further jobs."""
+        for job in jobs:
+            self.use_top_p |= job.top_p < 1
+            self.limit = max(self.limit, job.limit)
 
     def rows(self, tasks: Sequence[RowTask], count: int) -> SlotRows:
         """Returns the parameters of some rows, with padding up to `count`, on the host."""

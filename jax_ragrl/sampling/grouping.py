@@ -76,8 +76,7 @@ def batch_jobs(
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
-        key = (job.allowed_token_regex, job.stop_strings, job.action_regex)
-        groups.setdefault(key, []).append(i)
+        groups.setdefault(job.grammar, []).append(i)
     floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else decode_floor())
     chunks: list[Chunk] = []
     for key in sorted(groups):

@@ -40,6 +40,11 @@ class SamplingJob(NamedTuple):
     action_regex: str = ""
     prefix_length: int = 0
 
+    @property
+    def grammar(self) -> tuple[str, tuple[str, ...], str]:
+        """The constraints of the action; jobs that share a program have equal ones."""
+        return self.allowed_token_regex, self.stop_strings, self.action_regex
+
 
 class Row(NamedTuple):
     """One sampled action.

@@ -112,10 +112,10 @@ class RowQueue:
         assert task is not None, "only live slots are freed"
         return task
 
-    def shrink(self, count: int) -> list[int]:
-        """Keeps `count` slots, which hold all rows, and returns their old numbers."""
+    def resize(self, count: int) -> list[int]:
+        """Takes `count` slots, which hold all rows, and returns the old numbers of old ones."""
         numbers = (self.live_slots() + self.free_slots())[:count]
-        self.slots = [self.slots[slot] for slot in numbers]
+        self.slots = [self.slots[slot] for slot in numbers] + [None] * (count - len(numbers))
         return numbers
 
     def _gains_by_waiting(self, ids: np.ndarray, others: Sequence[np.ndarray]) -> bool:
@@ -138,8 +138,7 @@ def by_grammar(jobs: Sequence[SamplingJob], longest: int) -> list[list[int]]:
     for i, job in enumerate(jobs):
         if len(job.ids) > longest:
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
-        key = (job.allowed_token_regex, job.stop_strings, job.action_regex)
-        groups.setdefault(key, []).append(i)
+        groups.setdefault(job.grammar, []).append(i)
     return [groups[key] for key in sorted(groups)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_ahead import Program
@@ -15,7 +15,7 @@ from jax_ragrl.runtime.small_programs import start, uses_one_core
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Samples, check_stride
-from jax_ragrl.sampling.engine import SlotEngine
+from jax_ragrl.sampling.engine import SizedJob, SlotEngine
 from jax_ragrl.sampling.grouping import Chunk, Draw, batch_jobs, make_grammar, pad_prompts
 from jax_ragrl.sampling.jobs import Row as Row
 from jax_ragrl.sampling.jobs import SamplingJob as SamplingJob
@@ -54,9 +54,18 @@ class JobSampler:
         """
         if not self._shapes.decode_rows:
             return start_jobs(*self._of_model, jobs, width, self._shapes, self.counters)
+        return functools.partial(self._slots().sample, jobs, width)
+
+    def stream(
+        self, jobs: Sequence[SizedJob], arrivals: Callable[[], Sequence[SizedJob]]
+    ) -> Iterator[tuple[int, list[Row]]]:
+        """Samples jobs and those that arrive meanwhile, in slots, see `SlotEngine.stream`."""
+        return self._slots().stream(jobs, arrivals)
+
+    def _slots(self) -> SlotEngine:
         if self._engine is None:
             self._engine = SlotEngine(*self._of_model, self._shapes, self.counters)
-        return functools.partial(self._engine.sample, jobs, width)
+        return self._engine
 
 
 def sample_jobs(

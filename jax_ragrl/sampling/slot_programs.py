@@ -34,6 +34,7 @@ from jax_ragrl.sampling.engine import JobGroup, slot_counts
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
 from jax_ragrl.sampling.slots import (
     AXES,
+    DecodeLimits,
     decode_name,
     decode_slots,
     empty_contexts,
@@ -132,7 +133,7 @@ def slot_programs(
         return []
     mesh = mesh_of(model.params)
     # A grammar may be large, so one copy of it serves all programs of a job.
-    groups = [JobGroup(tokenizer, [job], mesh) for job in jobs]
+    groups = [JobGroup(tokenizer, job, mesh) for job in jobs]
     decoding = [(shape, group) for group in groups for shape in decode_shapes(shapes, group.limit)]
     decoding.sort(key=lambda pair: pair[0], reverse=True)
     chunks = chunk_shapes(shapes, limit=min(group.limit for group in groups))
@@ -154,8 +155,9 @@ def _decode_program(
         shapes.max_new_tokens,
         is_strict=group.automaton is not None,
     )
-    limits = replicate((np.zeros(devices, np.int32), np.int32(0)), mesh)
-    args = (model, _on_devices(state, model), group.grammar, *limits)
+    zero = np.int32(0)
+    limits = replicate(DecodeLimits(np.zeros(devices, np.int32), zero, zero), mesh)
+    args = (model, _on_devices(state, model), group.grammar, limits)
     options = {"use_top_p": group.use_top_p, "stride": check_stride()}
     name = decode_name(shape.slots, shape.capacity)
     return Program(name, decode_slots, args, options, mesh)

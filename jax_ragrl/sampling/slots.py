@@ -116,6 +116,22 @@ class SlotState(NamedTuple):
     removed_B: Array | None
 
 
+class DecodeLimits(NamedTuple):
+    """The reasons for which a program that decodes ends before its rows do.
+
+    Fields:
+      refill_at_D: int32: it ends when the devices have at most the sum of these numbers of live
+        rows, or a device has no live row; -1 for a device without a waiting row, which does not
+        count.
+      shrink_at: int32 scalar: it ends when no device has more live rows.
+      steps: int32 scalar, at most `MAX_STEPS`: it ends after this number of steps.
+    """
+
+    refill_at_D: Tensor
+    shrink_at: Tensor
+    steps: Tensor
+
+
 @in_order
 @functools.partial(
     jax.jit, static_argnames=("config", "rows", "capacity", "max_new_tokens", "is_strict")
@@ -252,9 +268,15 @@ def store_slots(contexts: KVCache, cache: KVCache, source_DN: Array, target_DN: 
 
 @in_order
 @jax.jit
-def keep_slots(state: SlotState, number_DN: Array) -> SlotState:
-    """Returns some of the slots of each device, int32 `[D, N]` numbers, in this order."""
-    return _fix_layout(_rows_at(state, number_DN))
+def resize_slots(state: SlotState, number_DN: Array) -> SlotState:
+    """Returns some of the slots of each device, int32 `[D, N]` numbers, in this order.
+
+    A number past the end stands for an empty slot.
+    """
+    count = len(state.done_B) // len(number_DN)
+    kept = _rows_at(state, number_DN)
+    is_empty_B = (number_DN >= count).reshape(-1)
+    return _fix_layout(kept._replace(done_B=kept.done_B | is_empty_B))
 
 
 @in_order
@@ -263,8 +285,7 @@ def decode_slots(
     model: SplitModel,
     state: SlotState,
     grammar: Grammar,
-    refill_at_D: Array,
-    shrink_at: Array,
+    limits: DecodeLimits,
     *,
     use_top_p: bool = True,
     stride: int = 1,
@@ -275,10 +296,7 @@ def decode_slots(
       model: a split `Decoder`.
       state: the slots; donated.
       grammar: the constraints of all rows.
-      refill_at_D: int32: the loop ends when the devices have at most the sum of these numbers of
-        live rows, or a device has no live row; -1 for a device without a waiting row, which does
-        not count.
-      shrink_at: int32 scalar: the loop ends when no device has more live rows.
+      limits: when the loop ends before the rows do.
       use_top_p, stride: as in `decode.generate`.
 
     Returns:
@@ -295,9 +313,10 @@ def decode_slots(
     # 3. Decode `stride` tokens between two checks.
     def is_worth_continuing(carry: tuple[SlotState, Array]) -> Array:
         s, t = carry
-        live_D = jnp.sum(~s.done_B.reshape(len(refill_at_D), -1), axis=-1)
-        has_room = (t < MAX_STEPS) & ~jnp.any(~s.done_B & (start_B + t >= capacity))
-        return ~is_refill_due(live_D, refill_at_D) & jnp.any(live_D > shrink_at) & has_room
+        live_D = jnp.sum(~s.done_B.reshape(len(limits.refill_at_D), -1), axis=-1)
+        has_room = (t < limits.steps) & ~jnp.any(~s.done_B & (start_B + t >= capacity))
+        is_due = is_refill_due(live_D, limits.refill_at_D)
+        return ~is_due & jnp.any(live_D > limits.shrink_at) & has_room
 
     def decode_stride(carry: tuple[SlotState, Array]) -> tuple[SlotState, Array]:
         s, t = carry
@@ -307,13 +326,13 @@ def decode_slots(
         cache=init_cache(decoder.config, len(start_B), MAX_STEPS, prefix=contexts)
     )
     state, t = jax.lax.while_loop(is_worth_continuing, decode_stride, (state, jnp.int32(0)))
-    # 4. Append the new keys and values. Those of steps after the end of a row are stored too, at
+    # 4. Append the new keys and values. Keys of steps after the end of a row are stored too, at
     # places that no query reads before another token is stored there.
     return _fix_layout(state._replace(cache=_append(contexts, state.cache, start_B))), t
 
 
 def is_refill_due(live_D: Array, refill_at_D: Array) -> Array:
-    """Returns whether enough slots are free for waiting rows; arguments as in `decode_slots`.
+    """Returns whether enough slots are free for waiting rows; see `DecodeLimits`.
 
     The devices with waiting rows are compared as a whole: a program for every device that reaches
     its own number would be one for a few free slots of each.

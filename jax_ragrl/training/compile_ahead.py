@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.learner.update_programs import update_programs
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.rollout.policy import job_of_role
+from jax_ragrl.rollout.pending import job_of_role
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.compile_ahead import Program, compile_programs

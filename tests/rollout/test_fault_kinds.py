@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jax_ragrl.rollout.fault_kinds import FAULTS, explain, explain_all
-from jax_ragrl.rollout.policy import TOO_LONG
+from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT
 from jax_ragrl.rollout.tree import LIMITS
 

@@ -84,7 +84,8 @@ def test_a_prompt_with_more_rows_than_slots_waits_with_the_rest():
     assert [slot for slot, _, _ in placed] == [0, 1, 2, 3] and queue.rows_waiting == 2
     assert [(row.job.seed, row.sibling) for row in rows] == [(0, 0), (0, 1), (0, 2), (5, 0)]
     queue.free(0), queue.free(2)
-    assert queue.shrink(2) == [1, 3] and queue.live_slots() == [0, 1]
+    assert queue.resize(2) == [1, 3] and queue.live_slots() == [0, 1]
+    assert queue.resize(4) == [0, 1] and queue.free_slots() == [2, 3]
 
 
 def test_jobs_with_different_grammars_do_not_share_a_program():

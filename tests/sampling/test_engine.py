@@ -13,6 +13,7 @@ from jax_ragrl.bench.tape import POLICY, TapeWork, bench_tape, read_tape, replay
 from jax_ragrl.bench.tape import TOKENIZER as TAPE_TOKENIZER
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.sampling import engine as engine_module
 from jax_ragrl.sampling import slots
 from jax_ragrl.sampling.engine import SlotEngine
 from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes, sample_jobs
@@ -134,6 +135,43 @@ def test_a_conversation_computes_only_what_is_new():
     # One chunk of 16 per conversation and turn; contexts that were overwritten cost more.
     assert kept.counters.prefill_tokens == 3 * 4 * 16
     assert 3 * 4 * 16 < evicted.counters.prefill_tokens < batches.counters.prefill_tokens
+
+
+def streamed(own: SlotEngine, waves: list[list[tuple[SamplingJob, int]]]) -> dict[int, list[Row]]:
+    """Samples jobs that arrive in waves, one per program that decodes."""
+    rest = iter(waves[1:])
+    pairs = [*own.stream(waves[0], lambda: next(rest, []))]
+    assert len({number for number, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def test_jobs_that_arrive_take_free_slots_while_others_run(monkeypatch: pytest.MonkeyPatch):
+    """One long row, and later nine short jobs, with longer prompts, more rows and other options."""
+    monkeypatch.setattr(engine_module, "STREAM_STEPS", 8)
+    (long_job, *others) = jobs_of([60, 3, 4, 2, 5, 3, 4, 2, 5, 6])
+    others = [job._replace(ids=(*job.ids, *range(5, 5 + 12 * i))) for i, job in enumerate(others)]
+    others[4] = others[4]._replace(top_p=0.8)
+    widths = [1, 1, 2, 3, 1, 1, 2, 1, 1, 1]
+    jobs = [*zip([long_job, *others], widths, strict=True)]
+    own, steps = engine(decode_rows=8), list[int]()
+    own.counters.add_decode = lambda rows, count: steps.append(count)  # type: ignore[method-assign]
+    rows = streamed(own, [jobs[:1], jobs[1:4], [], jobs[4:7], jobs[7:]])
+    for n, (job, width) in enumerate(jobs):
+        assert_equal_rows([rows[n]], engine().sample([job], width))
+    assert [*rows][-1] == 0  # the long row ends last
+    # All other rows took part in the steps of the long one.
+    assert sum(steps) <= 64
+
+
+def test_slots_of_several_devices_take_jobs_that_arrive():
+    jobs = [(job, 1 + n % 2) for n, job in enumerate(jobs_of([9, 3, 18, 7, 1, 25, 4, 4, 12, 8, 2]))]
+    mesh = make_mesh((1, 4, 1), jax.devices()[:4])
+    decoder = init_sharded(split_policy().merge().config, mesh, nnx.Rngs(0))
+    own = engine(for_sampling({"policy": decoder})["policy"], decode_rows=2)
+    alone = for_sampling({"policy": Decoder(decoder.config, rngs=nnx.Rngs(0))})["policy"]
+    rows = streamed(own, [jobs[:2], jobs[2:3], jobs[3:9], [], jobs[9:]])
+    for n, (job, width) in enumerate(jobs):
+        assert_equal_rows([rows[n]], engine(alone).sample([job], width))
 
 
 def test_an_engine_repeats_its_work_exactly():
