@@ -84,7 +84,8 @@ def test_a_stream_without_jobs_takes_what_arrives():
 def test_jobs_of_another_policy_have_their_turn():
     """While they wait, no further requests of the first policy take its slots."""
     own, order = sampler(SLOTS), []
-    waves = iter([[request("who?", JUDGE)], *([request("film", seed=n)] for n in range(30))])
+    films = [[request("film", seed=n)] for n in range(30)]
+    waves = iter([[request("who?", JUDGE), *films[0]], *films[1:]])
     for number, _ in own.stream([request("route")], lambda: next(waves, [])):
         order.append(number)
     assert sorted(order) == [*range(32)] and order.index(1) <= 2

@@ -163,6 +163,15 @@ def test_jobs_that_arrive_take_free_slots_while_others_run(monkeypatch: pytest.M
     assert sum(steps) <= 64
 
 
+def test_further_slots_are_empty():
+    config = split_policy().merge().config
+    state = slots.empty_slots(config, 4, 64, 16, is_strict=False)
+    state = state._replace(done_B=jax.device_put(np.array([False, True, False, False])))
+    numbers = jax.device_put(np.array([[0, 9, 9], [1, 0, 9]], np.int32))
+    resized = slots.resize_slots(state, numbers)
+    assert jax.device_get(resized.done_B).tolist() == [False, True, True, False, False, True]
+
+
 def test_slots_of_several_devices_take_jobs_that_arrive():
     jobs = [(job, 1 + n % 2) for n, job in enumerate(jobs_of([9, 3, 18, 7, 1, 25, 4, 4, 12, 8, 2]))]
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])
