@@ -40,6 +40,7 @@ from jax_ragrl.rollout.branches import (
     BatchedCall,
     Branch,
     EffectReply,
+    Part,
     PendingEffect,
 )
 from jax_ragrl.rollout.early import run_early
@@ -121,7 +122,7 @@ def collect(
     *,
     seed: int = 0,
     rollouts: int = 1,
-    numbers: Sequence[Sequence[int]] | None = None,
+    parts: Sequence[Sequence[Part]] | None = None,
     lockstep: bool = True,
 ) -> Forest:
     """Rolls out every question until all branches have ended; rewards are still 0.
@@ -133,20 +134,21 @@ def collect(
       environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: independent copies of every question's rollout, which are never merged (groups).
-      numbers: per question the numbers, from 0, of the copies to make; None: all of them.
+      parts: per question the rollouts to make, or parts of them; None: all copies.
       lockstep: whether all branches wait for each other in every round; if not, see
         `rollout.early`.
 
     Returns:
       The forest. `Recipe.reward` computes its rewards.
     """
-    numbers = [range(rollouts)] * len(questions) if numbers is None else numbers
+    parts = [[Part(n) for n in range(rollouts)]] * len(questions) if parts is None else parts
     live, repeats = [], collections.Counter[str]()
-    for i, (question, own) in enumerate(zip(questions, numbers, strict=True)):
+    for i, (question, own) in enumerate(zip(questions, parts, strict=True)):
         # Negative, so that the path of a repeated question equals no path of its first copy.
         prefix = (-repeats[question.id],) if repeats[question.id] else ()
-        paths = [prefix + ((number,) if rollouts > 1 else ()) for number in own]
-        live += [Branch(system.start(question), i, path=path) for path in paths]
+        paths = [prefix + ((part.number,) if rollouts > 1 else ()) for part in own]
+        pairs = zip(paths, own, strict=True)
+        live += [Branch(system.start(question), i, path=path, part=part) for path, part in pairs]
         repeats[question.id] += 1
     live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
     rollout = BatchRollout(system, expander, tuple(questions), environment, seed)
@@ -359,7 +361,9 @@ class BatchRollout:
         if not branch.is_followed:
             return []
         if len(effects) > 1:
-            return [self._advance_jointly(branch, effects, replies)]
+            part = branch.part.child(0, 1)
+            own = [] if part is None else [branch._replace(part=part)]
+            return [self._advance_jointly(b, effects, replies) for b in own]
         match effects[0]:
             case Done() as done:
                 self.records.append(self._leaf(branch, done))
@@ -375,27 +379,36 @@ class BatchRollout:
     def _expand(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
         """Adds one node per distinct action and returns the branches to continue with."""
         # 1. One node per action; identical siblings are one node with a multiplicity.
-        nodes: dict[tuple[int, ...], int] = {}
-        children = []
+        children: dict[tuple[int, ...], Branch | None] = {}
         for i, action in enumerate(actions):
-            if action.ids in nodes:
-                self.records[nodes[action.ids]].multiplicity += 1
-                continue
-            child, parsed = self._add_node(branch._replace(path=(*branch.path, i)), effect, action)
-            state = self.system.advance(branch.state, parsed)
-            nodes[action.ids] = child.parent
-            self.records[child.parent].state = state
-            children.append(child._replace(state=state))
+            if action.ids not in children:
+                children[action.ids] = self._child(branch, effect, actions, i)
+            elif twin := children[action.ids]:
+                self.records[twin.parent].multiplicity += 1
+        own = {ids: child for ids, child in children.items() if child is not None}
         # 2. The rollout continues with all of them, or with the first `follow` after `skip`.
         branching = self.expander(effect, self.questions[branch.question].text)
         if branching.follow is None:
-            return children
+            return [*own.values()]
         distinct = dict.fromkeys(action.ids for action in actions[branching.skip :])
-        followed_nodes = {nodes[ids] for ids in list(distinct)[: branching.follow]}
+        first_ids = {*list(distinct)[: branching.follow]}
         # 3. The searches of the others may still be made, for rewards that read the passages.
-        rest = [b._replace(is_followed=False) for b in children if b.parent not in followed_nodes]
+        rest = [b._replace(is_followed=False) for ids, b in own.items() if ids not in first_ids]
         searching = [b for b in rest if branching.peek and self._only_searches(b)]
-        return [b for b in children if b.parent in followed_nodes] + searching
+        return [b for ids, b in own.items() if ids in first_ids] + searching
+
+    def _child(
+        self, branch: Branch, effect: Generate, actions: Sequence[Action], i: int
+    ) -> Branch | None:
+        """Adds the node of action `i` of a branch; None if another process adds it."""
+        part = branch.part.child(i, len(actions))
+        if part is None:
+            return None
+        child = branch._replace(path=(*branch.path, i), part=part)
+        child, parsed = self._add_node(child, effect, actions[i])
+        state = self.system.advance(branch.state, parsed)
+        self.records[child.parent].state = state
+        return child._replace(state=state)
 
     def _only_searches(self, branch: Branch) -> bool:
         effects = self.effects_of(branch)

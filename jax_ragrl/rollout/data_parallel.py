@@ -1,27 +1,29 @@
 """Data-parallel rollouts: each process makes a shard of the rollouts, and all get the forest.
 
-A rollout depends only on its own question and number, and nodes are recorded round by round in the
-order of the questions and numbers. So the forests of the shards, merged in that order, equal the
+A branch depends only on its own question and path, and nodes are recorded round by round in the
+order of the questions and paths. So the forests of the shards, merged in that order, equal the
 forest of one process. Processes that outnumber the questions share the copies of each question (the
-rollouts of a group); with fewer processes, copies stay together, because they share their prompt.
+rollouts of a group), and those that outnumber the copies share the subtrees of each tree. With
+fewer processes, copies stay together, because they share their prompt.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
-from jax_ragrl.rollout.branches import rollout_number
+from jax_ragrl.rollout.branches import Part
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, build_forest, reorder
 from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.types import Question
 
-# The indices of the questions of a shard, ascending, and the numbers of the rollouts of each.
-Shard = Mapping[int, Sequence[int]]
-# From questions, and the numbers of the rollouts of each, to their forest, as `collect`.
-RollOut = Callable[[Sequence[Question], Sequence[Sequence[int]]], Forest]
+# The indices of the questions of a shard, ascending, and the rollouts of each, or parts of them.
+Shard = Mapping[int, Sequence[Part]]
+# From questions, and the rollouts of each, to their forest, as `collect`.
+RollOut = Callable[[Sequence[Question], Sequence[Sequence[Part]]], Forest]
 
 
 def data_parallel_rollout(
@@ -37,14 +39,28 @@ def data_parallel_rollout(
     return gather_shards(questions, lambda: shard_rollout(questions, roll_out, rollouts), rollouts)
 
 
-def shard_rollout(questions: Sequence[Question], roll_out: RollOut, rollouts: int = 1) -> Forest:
+def shard_rollout(
+    questions: Sequence[Question],
+    roll_out: RollOut,
+    rollouts: int = 1,
+    *,
+    split_trees: bool = False,
+) -> Forest:
     """Rolls out the shard of this process, without a message to another one.
 
     Args:
       questions, roll_out, rollouts: as in `data_parallel_rollout`.
+      split_trees: whether processes that outnumber the rollouts share their subtrees. Each of them
+        then makes the first effects of a rollout, the calls of the language model among them.
     """
     own = shard_questions(questions, jax.process_count(), rollouts)[jax.process_index()]
-    return roll_out([questions[i] for i in own], [*own.values()])
+    parts = own if split_trees else {i: _whole(parts) for i, parts in own.items()}
+    return roll_out([questions[i] for i in parts], [*parts.values()])
+
+
+def _whole(parts: Sequence[Part]) -> list[Part]:
+    """Returns the rollouts whose first part is among `parts`."""
+    return [Part(part.number) for part in parts if part.process == 0]
 
 
 def gather_shards(
@@ -59,13 +75,12 @@ def gather_shards(
     forests = all_gather_object(shard)
     if len(forests) == 1:
         return forests[0]
-    shards = shard_questions(questions, len(forests), rollouts)
-    return merge_shards(questions, shards, forests, rollouts)
+    return merge_shards(questions, shard_questions(questions, len(forests), rollouts), forests)
 
 
 def shard_questions(
     questions: Sequence[Question], count: int, rollouts: int = 1
-) -> list[dict[int, list[int]]]:
+) -> list[dict[int, list[Part]]]:
     """Divides the rollouts of questions into `count` shards.
 
     A question that occurs several times has the same shards each time, because `collect`
@@ -77,20 +92,20 @@ def shard_questions(
       rollouts: rollouts per question.
     """
     number = {name: k for k, name in enumerate(dict.fromkeys(q.id for q in questions))}
-    shards: list[dict[int, list[int]]] = [{} for _ in range(count)]
+    shards: list[dict[int, list[Part]]] = [{} for _ in range(count)]
     for i, question in enumerate(questions):
         # Round-robin over distinct ids; more shards than ids are dealt out a second time.
         own = range(number[question.id] % count, count, len(number))
         for rollout in range(rollouts):
-            shards[own[rollout % len(own)]].setdefault(i, []).append(rollout)
+            # Likewise over the rollouts of a question.
+            sharing = own[rollout % len(own) :: rollouts]
+            for process, shard in enumerate(sharing):
+                shards[shard].setdefault(i, []).append(Part(rollout, process, len(sharing)))
     return shards
 
 
 def merge_shards(
-    questions: Sequence[Question],
-    shards: Sequence[Shard],
-    forests: Sequence[Forest],
-    rollouts: int = 1,
+    questions: Sequence[Question], shards: Sequence[Shard], forests: Sequence[Forest]
 ) -> Forest:
     """Merges the forests of shards; node for node the forest of one `collect` over all questions.
 
@@ -98,23 +113,28 @@ def merge_shards(
       questions: the whole batch.
       shards: the questions and rollouts of each shard, see `shard_questions`.
       forests: the forest of each shard.
-      rollouts: rollouts per question.
     """
-    # 1. Concatenate the records, with parents and questions renumbered.
-    rows, failures = list[Record](), dict[int, str]()
+    # 1. Concatenate the records, with parents and questions renumbered. Shards that share a tree
+    #    have the same nodes above their subtrees. (Equally likely tokens may make them differ.)
+    rows, failures = dict[tuple[Any, ...], Record](), dict[int, str]()
+    numbers: dict[tuple[Any, ...], int] = {}
     for shard, forest in zip(shards, forests, strict=True):
-        offset, indices = len(rows), [*shard]
-        for record in forest.records:
-            parent = record.parent if record.parent == NO_PARENT else offset + record.parent
-            question = indices[record.question]
-            rows.append(dataclasses.replace(record, parent=parent, question=question))
+        indices, number_of = [*shard], {NO_PARENT: NO_PARENT}
+        for n, record in enumerate(forest.records):
+            parent, question = number_of[record.parent], indices[record.question]
+            ids = None if record.action is None else record.action.ids
+            key = (question, parent, record.path, record.role, ids)
+            number_of[n] = numbers.setdefault(key, len(numbers))
+            rows.setdefault(key, dataclasses.replace(record, parent=parent, question=question))
         messages = zip(forest.failed_questions, forest.failures, strict=True)
         failures |= {indices[i]: message for i, message in messages}
 
-    # 2. Sort them as one `collect` records them: by round, question and number. The sort is stable,
-    #    so the order within a rollout and round stays.
-    def place(n: int) -> tuple[int, int, int]:
-        return rows[n].round, rows[n].question, rollout_number(rows[n].path, rollouts)
+    # 2. Sort them as one `collect` records them: by round, question and path. The sort is stable,
+    #    so the order of nodes with one path stays.
+    records = [*rows.values()]
 
-    order = sorted(range(len(rows)), key=place)
-    return build_forest(questions, reorder(rows, order), failures)
+    def place(n: int) -> tuple[Any, ...]:
+        return records[n].round, records[n].question, records[n].path
+
+    order = sorted(range(len(records)), key=place)
+    return build_forest(questions, reorder(records, order), failures)

@@ -41,9 +41,10 @@ def pipelined_rollout(
         an environment.
     """
     # Copies of a question must stay together, so groups are shards.
-    shards = [shard for shard in shard_questions(questions, count) if shard]
-    if len(shards) < 2:
+    count = min(count, len({question.id for question in questions}))
+    if count < 2:
         return roll_out(range(len(questions)), environment)
+    shards = shard_questions(questions, count)
     # One lock per resource, so that a search in one group overlaps with sampling in another.
     device, search = threading.Lock(), threading.Lock()
 

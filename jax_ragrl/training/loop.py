@@ -35,8 +35,10 @@ from jax_ragrl.learner.state import Policy, PolicyState, prepare, trained_decode
 from jax_ragrl.learner.throughput import speed
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.rollout.branches import Part
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.data_parallel import gather_shards, shard_rollout
+from jax_ragrl.rollout.expand import Tree
 from jax_ragrl.rollout.pipelining import pipelined_rollout
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import trees
@@ -531,7 +533,7 @@ def roll_out(
     expander = recipe.expander(frozenset(roles))
     seed = job.seed * 1_000_003 + step  # distinct for all runs of up to a million steps
 
-    def roll_out_shard(own: Sequence[Question], numbers: Sequence[Sequence[int]]) -> Forest:
+    def roll_out_shard(own: Sequence[Question], parts: Sequence[Sequence[Part]]) -> Forest:
         def roll_out_group(group: Sequence[int], group_environment: Environment) -> Forest:
             return collect(
                 recipe.system,
@@ -540,13 +542,15 @@ def roll_out(
                 group_environment,
                 seed=seed,
                 rollouts=recipe.rollouts,
-                numbers=[numbers[i] for i in group],
+                parts=[parts[i] for i in group],
                 lockstep=job.run.lockstep,
             )
 
         return pipelined_rollout(own, environment, job.run.pipeline_groups, roll_out_group)
 
-    return shard_rollout(questions, roll_out_shard, recipe.rollouts)
+    # Other expanders branch late, or continue with one of the actions that they try.
+    splits = isinstance(expander, Tree)
+    return shard_rollout(questions, roll_out_shard, recipe.rollouts, split_trees=splits)
 
 
 def gather_rollouts(job: Job, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:

@@ -28,7 +28,6 @@ SMALL = {
     "data.world.famous_fraction": 1.0,
     "index.kind": "exact",
     "run.steps": 2,
-    "run.questions_per_step": 5,
     "run.save_every": 1,
     "run.eval_every": 2,
     "run.dev_questions": 3,
@@ -48,10 +47,12 @@ def start(
     devices: int,
     *,
     staleness: int = 0,
+    questions: int = 5,
     **environ: str,
 ) -> subprocess.Popen:
     """Starts one process of `ragrl train` with some devices of its own."""
     settings = {**SMALL, "policy": folder, "mesh": mesh, "run.staleness": staleness}
+    settings["run.questions_per_step"] = questions
     settings["objective.importance_weight_cap"] = 2.0 * staleness
     overrides = [f"--config.{key}={value}" for key, value in settings.items()]
     ragrl = [sys.executable, "-m", "jax_ragrl.cli.main"]
@@ -109,15 +110,22 @@ def assert_equal_runs(one: pathlib.Path, other: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("questions", [5, 1])
 def test_two_hosts_train_like_one_and_the_first_writes_files(
-    tmp_path: pathlib.Path, folder: pathlib.Path
+    tmp_path: pathlib.Path, folder: pathlib.Path, questions: int
 ):
-    """Weights are split over two devices per host; the KL shows that the gradient is not zero."""
+    """Weights are split over two devices per host; the KL shows that the gradient is not zero.
+
+    They share the tree of a single question.
+    """
     alone, spread = tmp_path / "alone", tmp_path / "spread"
-    one = start(alone, folder, "()", 1)
+    one = start(alone, folder, "()", 1, questions=questions)
     output = one.communicate(timeout=600)[0]
     assert one.returncode == 0, output
-    processes = [start(spread, folder, "(1, -1, 1)", 2, **env) for env in environments(2)]
+    processes = [
+        start(spread, folder, "(1, -1, 1)", 2, questions=questions, **env)
+        for env in environments(2)
+    ]
     outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     for i, text in enumerate(outputs):
