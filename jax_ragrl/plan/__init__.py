@@ -30,6 +30,7 @@ from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
 from jax_ragrl.plan.ceilings import ceilings_of
 from jax_ragrl.plan.index_memory import index_memory
+from jax_ragrl.plan.index_place import index_place
 from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh
 from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
 from jax_ragrl.plan.speed import (
@@ -104,7 +105,8 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       `state_bytes`: permanent memory of the policies. `update` and `sampling`: the programs with
       the largest memory, see `count_updates` and `count_rollout`. `other_models`: an exact index,
       its encoder and local language models. `index_memory`: every local index per host and device,
-      and what of it is memory-mapped, see `index_memory`. `uncounted`: messages about parts of the
+      and what of it is memory-mapped, see `index_memory`. `index_place`: whether exact indexes
+      belong on the devices, or on a server per host. `uncounted`: messages about parts of the
       config that are not counted, or only approximately. `peak_bytes`: the largest program on top
       of the permanent memory; with stale rollouts the largest update and the largest rollout.
       `fits`: whether the peak is below the memory of a device; None if this is unknown. If
@@ -139,6 +141,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "sampling": sampling,
         "other_models": others.sections,
         "index_memory": index_memory(run.index, host_mesh(mesh).size),
+        "index_place": index_place(others, peak, memory),
         "uncounted": others.uncounted_models + approximations,
         "peak_bytes": peak,
         "memory_bytes": memory,

@@ -1,4 +1,7 @@
-"""Chooses a mesh, `remat` and a batch size that fit the memory of the devices."""
+"""Chooses a mesh, `remat` and a batch size that fit the memory of the devices.
+
+If nothing fits next to an exact index, the index is left to a server per host.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.plan.index_place import REMOTE, SERVER
 from jax_ragrl.runtime.sharding import widest_fsdp
 
 Plan = Callable[..., dict[str, Any]]
@@ -61,6 +65,8 @@ def candidates(run: Any, config: DecoderConfig, devices: int) -> Iterator[Any]:
 def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, Any]:
     """Returns the plan of the first candidate that fits, with its `changes` of the config.
 
+    If none does, the first one that fits without the exact index, which `changes` then replaces.
+
     Args:
       run: a `PlanConfig`.
       config: the architecture.
@@ -70,7 +76,7 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
     Raises:
       UserError: no candidate fits, or the memory of the devices is unknown.
     """
-    least: int | None = None
+    least, without_index = None, dict[str, Any]()
     for candidate in candidates(run, config, devices):
         result = plan(candidate)
         if result["memory_bytes"] is None:
@@ -80,7 +86,11 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
             )
         if result["peak_bytes"] < result["memory_bytes"]:
             return result | {"changes": changes(run, candidate)}
+        if not without_index and result["index_place"].get("place") == SERVER:
+            without_index = result | {"changes": {**changes(run, candidate), **REMOTE}}
         least = min(least or result["peak_bytes"], result["peak_bytes"])
+    if without_index:
+        return without_index
     raise UserError(_nothing_fits(least, devices, config))
 
 

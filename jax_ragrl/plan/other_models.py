@@ -69,14 +69,20 @@ class OtherModels(NamedTuple):
 
     @property
     def permanent_bytes(self) -> int:
-        """Permanent bytes of the fullest device.
+        """Permanent bytes of the fullest device, with those of `search_bytes`."""
+        models = (x["weight_bytes"] for name, x in self.sections.items() if not _is_search(name))
+        return sum(models) + self.search_bytes
+
+    @property
+    def search_bytes(self) -> int:
+        """Bytes of indexes and encoders on the fullest device.
 
         Temporary memory of searching is included, because searches overlap with all other work; the
         encoder and the index run one after the other.
         """
-        weights = sum(section["weight_bytes"] for section in self.sections.values())
-        search = [x["temporary_bytes"] for name, x in self.sections.items() if _is_search(name)]
-        return weights + max(search, default=0)
+        own = [x for name, x in self.sections.items() if _is_search(name)]
+        largest = max((x["temporary_bytes"] for x in own), default=0)
+        return sum(x["weight_bytes"] for x in own) + largest
 
     @property
     def generation_bytes(self) -> int:

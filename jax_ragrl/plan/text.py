@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jax_ragrl.plan.index_place import SERVER
+
 Row = tuple[str, str]
 UNITS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -31,6 +33,8 @@ def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
     yield name, f"{size_text(sampling['bytes'])}, of which weights {_weights(sampling)}"
     for section, facts in result["other_models"].items():
         yield section, size_text(facts["weight_bytes"])
+    if place := result["index_place"]:
+        yield "place of the index", _place_text(place)
     memory, fits = result["memory_bytes"], result["fits"]
     # A CPU reports no memory.
     limit = f" of {size_text(memory)}" if memory else ""
@@ -41,6 +45,13 @@ def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
 
 def _weights(sampling: Mapping[str, Any]) -> str:
     return size_text(sampling["weight_bytes"])
+
+
+def _place_text(place: Mapping[str, Any]) -> str:
+    size = size_text(place["device_bytes"])
+    if place["place"] == SERVER:
+        return f"a server per host ('ragrl retriever serve'): {size} per device is too much"
+    return f"on the devices of each host, {size} per device"
 
 
 def _work(result: Mapping[str, Any]) -> Iterator[Row]:

@@ -16,6 +16,8 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.published import published_config
 from jax_ragrl.plan import PlanConfig
 from jax_ragrl.plan.fit import fit, meshes
+from jax_ragrl.plan.index_place import index_place
+from jax_ragrl.plan.other_models import OtherModels
 from jax_ragrl.plan.simulate import Workload, parse_workload, simulate
 from jax_ragrl.plan.text import number_text, plan_text, time_text
 
@@ -36,6 +38,7 @@ def planned(**changes: Any) -> dict[str, Any]:
         "fits": True,
         "checkpoint_bytes": 40 * 10**9,
         "other_models": {},
+        "index_place": {},
         "uncounted": ["judge: no folder"],
         "update": {"rows": [8, 1024], "bytes": 10**9, **WORK, "collectives": COLLECTIVES},
         "sampling": {
@@ -158,6 +161,43 @@ def test_the_fitted_config_recomputes_the_least_that_fits():
         "remat": "none",
         "packing.tokens_per_device": 1024,
     }
+
+
+def test_an_index_that_is_too_large_gets_a_server_per_host():
+    def with_index(size: int) -> dict[str, Any]:
+        def planned_run(run: PlanConfig) -> dict[str, Any]:
+            result = memory_of_changes(run)
+            sections = {"index": {"weight_bytes": size - 100, "temporary_bytes": 100}}
+            peak = result["peak_bytes"] + size
+            place = index_place(OtherModels(sections, []), peak, result["memory_bytes"])
+            return result | {"peak_bytes": peak, "index_place": place}
+
+        return fit(RUN, SMALL, 8, planned_run)
+
+    # With more recomputation it fits on the devices.
+    small = with_index(5_000)
+    assert small["changes"]["remat"] == "dots" and small["index_place"]["place"] == "devices"
+    large = with_index(30_000)
+    remote = {"index.kind": "remote", "index.url": "http://localhost:8001"}
+    assert large["changes"] == fit(RUN, SMALL, 8, memory_of_changes)["changes"] | remote
+    assert large["index_place"] == {"place": "server", "device_bytes": 30_000}
+    text = plan_text(planned(index_place=large["index_place"]))
+    assert "a server per host ('ragrl retriever serve'): 30 kB per device is too much" in text
+
+
+def test_an_index_has_a_place_if_the_devices_decide_about_it():
+    vectors = {"weight_bytes": 80, "temporary_bytes": 20}
+    others = OtherModels({"index": vectors, "encoder": vectors, "llm": vectors}, [])
+    for peak, memory, place in (
+        (300, 301, "devices"),
+        (300, 300, "server"),  # without indexes and encoders it needs 120 bytes
+        (300, 121, "server"),
+        (300, 120, "devices"),  # too small without it, too
+        (300, None, "devices"),
+    ):
+        expected = {"place": place, "device_bytes": 180}
+        assert index_place(others, peak, memory) == expected
+    assert index_place(OtherModels({"encoder": vectors}, []), 300, 200) == {}
 
 
 def test_a_config_that_cannot_fit_is_refused():
