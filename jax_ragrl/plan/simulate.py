@@ -8,13 +8,15 @@ G = D / tensor groups of devices share Q questions with A actions each, in R rou
   update = ceil(A Q U / (G B)) g                  B tokens per batch and group
   sync = weight bytes / link
   host = A Q h
+  step = rollout + update + sync + host
+  step = max(rollout, rollout - R L + update) + sync + host       with stale rollouts
 
 P and N are the prompt and new tokens of an action, U its distinct tokens in the update, L the
 seconds that a round waits for the frozen language model, h the seconds of the host per action. The
 plan gives t_p (r_p rows), t_w (weights alone), c (prefill of a token), and g (all passes over a
 batch), at the speeds of the data sheet times an `efficiency`. Assumptions: all actions have N
-tokens, rounds have equal sizes, nothing overlaps (`run.staleness` 0), and the traffic of a batch
-does not depend on D.
+tokens, rounds have equal sizes, and the traffic of a batch does not depend on D. Nothing overlaps;
+with stale rollouts (`run.staleness` 1) the devices update while a round waits.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Workload:
       llm: seconds per round of waiting for the frozen language model, L.
       host: seconds of the host per action, h.
       efficiency: share of the data-sheet speeds, above 0 and up to 1.
+      staleness: 1 if the rollouts of a step are made during the update of the step before.
     """
 
     questions: float = 64
@@ -52,6 +55,7 @@ class Workload:
     llm: float = 0
     host: float = 0
     efficiency: float = 1
+    staleness: float = 0
 
     def __post_init__(self) -> None:
         positive = ("questions", "actions", "rounds", "prompt", "tokens", "efficiency")
@@ -65,6 +69,8 @@ class Workload:
             raise UserError(
                 f"workload efficiency={self.efficiency} exceeds the data sheet: give at most 1"
             )
+        if self.staleness not in (0, 1):
+            raise UserError(f"workload staleness={self.staleness} is neither 0 nor 1")
 
 
 def parse_workload(text: str) -> Workload:
@@ -101,6 +107,29 @@ def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str,
     Raises:
       UserError: the devices have no data sheet, or the tensor axis does not divide their number.
     """
+    _check_devices(plan, devices)
+    groups = devices // plan["mesh"]["tensor"]
+    actions = work.questions * work.actions
+    parts = {
+        "rollout_s": _rollout(plan, work, actions / groups),
+        "update_s": _update(plan, work, actions / groups),
+        "sync_s": plan["sampling"]["weight_bytes"] / _speed(plan, work, "link"),
+        "host_s": actions * work.host,
+    }
+    waits = work.rounds * work.llm
+    busy = parts["rollout_s"] - waits + parts["update_s"]
+    both = max(parts["rollout_s"], busy) if work.staleness else waits + busy
+    step = both + parts["sync_s"] + parts["host_s"]
+    return {
+        "devices": devices,
+        **parts,
+        "step_s": step,
+        "waiting": (both - busy + parts["host_s"]) / step,
+        "tokens_per_s": actions * work.tokens / step,
+    }
+
+
+def _check_devices(plan: Mapping[str, Any], devices: int) -> None:
     if plan["speed"] is None:
         raise UserError(
             f"no data sheet for {plan['device']!r}, so a step has no estimate: "
@@ -112,22 +141,6 @@ def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str,
             f"{devices} devices cannot hold whole groups of {tensor} on the tensor axis: "
             f"give a multiple of {tensor}"
         )
-    groups = devices // tensor
-    actions = work.questions * work.actions
-    parts = {
-        "rollout_s": _rollout(plan, work, actions / groups),
-        "update_s": _update(plan, work, actions / groups),
-        "sync_s": plan["sampling"]["weight_bytes"] / _speed(plan, work, "link"),
-        "host_s": actions * work.host,
-    }
-    step = sum(parts.values())
-    return {
-        "devices": devices,
-        **parts,
-        "step_s": step,
-        "waiting": (work.rounds * work.llm + parts["host_s"]) / step,
-        "tokens_per_s": actions * work.tokens / step,
-    }
 
 
 def _speed(plan: Mapping[str, Any], work: Workload, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -104,9 +105,23 @@ def test_half_of_the_speed_takes_twice_the_time():
     assert half["step_s"] == pytest.approx(2 * whole["step_s"])
 
 
+def test_stale_rollouts_hide_the_shorter_of_waiting_and_updates():
+    def steps(llm: float) -> list[dict[str, Any]]:
+        works = (dataclasses.replace(WORKLOAD, llm=llm, staleness=n) for n in (0, 1))
+        return [simulate(planned(), work, 8) for work in works]
+
+    fresh, stale = steps(llm=0.5)  # 2 s of waiting, and updates of 2.85 s
+    assert fresh["step_s"] - stale["step_s"] == pytest.approx(2)
+    assert fresh["waiting"] > 0 and stale["waiting"] == pytest.approx(0)
+    fresh, stale = steps(llm=5)
+    assert fresh["step_s"] - stale["step_s"] == pytest.approx(fresh["update_s"])
+    assert stale["waiting"] == pytest.approx((20 - fresh["update_s"]) / stale["step_s"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("staleness=2", "staleness=2.0 is neither 0 nor 1"),
         ("questions=x", "'questions=x' has no number"),
         ("banana=1", "no workload number 'banana': use questions"),
         ("tokens=0", "tokens=0.0 is out of range"),
