@@ -28,7 +28,9 @@ from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
+from jax_ragrl.plan.abstract_arrays import fitting
 from jax_ragrl.plan.ceilings import ceilings_of
+from jax_ragrl.plan.fit import SAMPLING
 from jax_ragrl.plan.index_memory import index_memory
 from jax_ragrl.plan.index_place import index_place
 from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh
@@ -114,6 +116,9 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       `programs`, `compile_s`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
       a data sheet have no `speed`.
 
+    Raises:
+      TooLargeError: a program does not fit a TPU, whose compiler then has no program.
+
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
     """
@@ -121,8 +126,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     mesh = _mesh(run, policies, devices)
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
-    update = count_updates(policies, run.objective, run.packing, mesh)
-    sampling = _sampling(run, policies, mesh)
+    sampling, update = _programs(run, policies, mesh)
     others = count_other_models(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
     state = state_bytes(policies, run.objective, run.optimizer, mesh)
     # A language model generates while the policies wait, so its memory adds only to their weights.
@@ -157,13 +161,20 @@ def _mesh(run: PlanConfig, policies: Mapping[str, PlannedPolicy], devices: Seque
     return make_mesh(run.mesh or ALL_DEVICES, devices, width)
 
 
-def _sampling(run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> dict[str, Any]:
-    return count_rollout(
-        *(policies, run.shapes, run.width, mesh),
-        nucleus=run.nucleus,
-        outlive_update=bool(run.staleness),
-        groups=run.pipeline_groups,
-    )
+def _programs(
+    run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the counts of a rollout and of an update."""
+    # The rollout comes first: for one mesh, `fit` changes the update alone.
+    with fitting(SAMPLING, "shapes.max_prompt_tokens or shapes.batch_sizes"):
+        sampling = count_rollout(
+            *(policies, run.shapes, run.width, mesh),
+            nucleus=run.nucleus,
+            outlive_update=bool(run.staleness),
+            groups=run.pipeline_groups,
+        )
+    with fitting("an update", "packing.tokens_per_device, or set remat to full"):
+        return sampling, count_updates(policies, run.objective, run.packing, mesh)
 
 
 def _largest(run: PlanConfig, update: int, rollout: int) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, abstract_params, compute_dtype_of, logical_axes
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights, with_adapter
@@ -92,14 +95,49 @@ class Program(NamedTuple):
         return program_traffic(self.text)
 
 
+class TooLargeError(UserError):
+    """A program needs more memory than a device has.
+
+    Attributes:
+      program: a name for the program; empty if its caller did not name it.
+    """
+
+    def __init__(self, message: str, program: str = "") -> None:
+        super().__init__(message)
+        self.program = program
+
+
+@contextlib.contextmanager
+def fitting(program: str, keys: str) -> Iterator[None]:
+    """Names the program, and the keys of the config that make it smaller, in a `TooLargeError`."""
+    try:
+        yield
+    except TooLargeError as error:
+        raise TooLargeError(
+            f"{program} does not fit a device ({error}): lower {keys}, take more devices, or see "
+            "docs/howto/memory.md",
+            program,
+        ) from error
+
+
 def compile_program(trace: Any, mesh: Mesh) -> Program:
-    """Compiles a program for the devices of a mesh."""
+    """Compiles a program for the devices of a mesh.
+
+    Raises:
+      TooLargeError: the compiler of a TPU found that the program needs more memory.
+    """
     # Autotuning runs kernels, which is impossible on described GPUs.
     no_autotuning = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
     options: dict[str, Any] = no_autotuning if is_gpu(mesh.devices.flat[0]) else {}
     # The first step of a run waits for its compilations, so a plan reports their time.
     start = time.perf_counter()
-    program = trace.compile(options)
+    try:
+        program = trace.compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        kind, _, text = str(error).partition(": ")
+        if kind != "RESOURCE_EXHAUSTED":
+            raise
+        raise TooLargeError(text.splitlines()[0].rstrip(".")) from error
     facts = {
         "temporary_bytes": int(program.memory_analysis().temp_size_in_bytes),
         "compile_s": round(time.perf_counter() - start, 1),

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.plan.abstract_arrays import TooLargeError
 from jax_ragrl.plan.index_place import REMOTE, SERVER
 from jax_ragrl.runtime.sharding import widest_fsdp
 
@@ -19,6 +20,7 @@ Plan = Callable[..., dict[str, Any]]
 # The least recomputation first.
 REMATS = ("none", "dots", "full")
 HALVINGS = 2  # of the tokens per device
+SAMPLING = "sampling"  # the program of a `TooLargeError`
 
 
 def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
@@ -77,8 +79,11 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
       UserError: no candidate fits, or the memory of the devices is unknown.
     """
     least, without_index = None, dict[str, Any]()
-    for candidate in candidates(run, config, devices):
-        result = plan(candidate)
+    error: TooLargeError | None = None
+    for candidate, result in _plans(run, config, devices, plan):
+        if isinstance(result, TooLargeError):
+            error = result
+            continue
         if result["memory_bytes"] is None:
             raise UserError(
                 f"the memory of {result['device']!r} is unknown, so nothing can be fitted: "
@@ -91,7 +96,26 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
         least = min(least or result["peak_bytes"], result["peak_bytes"])
     if without_index:
         return without_index
+    if least is None and error:
+        raise error
     raise UserError(_nothing_fits(least, devices, config))
+
+
+def _plans(
+    run: Any, config: DecoderConfig, devices: int, plan: Plan
+) -> Iterator[tuple[Any, dict[str, Any] | TooLargeError]]:
+    """Yields candidates with their plans, or with the error of a program that is too large."""
+    # The memory of sampling depends on the mesh alone.
+    without_sampler = set[tuple[int, ...]]()
+    for candidate in candidates(run, config, devices):
+        if candidate.mesh in without_sampler:
+            continue
+        try:
+            result: dict[str, Any] | TooLargeError = plan(candidate)
+        except TooLargeError as error:
+            result = error
+            without_sampler |= {candidate.mesh} if error.program == SAMPLING else set()
+        yield candidate, result
 
 
 def _nothing_fits(least: int | None, devices: int, config: DecoderConfig) -> str:

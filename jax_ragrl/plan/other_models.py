@@ -34,6 +34,7 @@ from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.models.pooling import Dense, SentenceModel
 from jax_ragrl.models.sentence_files import dense_spec, read_modules
 from jax_ragrl.plan.abstract_arrays import (
+    TooLargeError,
     abstract_decoder,
     bytes_of,
     compile_program,
@@ -159,8 +160,12 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
     queries = replicated_array((most_queries(size, stream), width), jnp.float32, device)
     count = replicated_array((), jnp.int32, device)
     search = nearest.lower(queries, vectors, count, k=min(DEPTH, size), stream=stream)
-    facts = compile_program(search, device).facts
-    return {"vectors": [description["count"], width], "weight_bytes": bytes_of(vectors), **facts}
+    counts = {"vectors": [description["count"], width], "weight_bytes": bytes_of(vectors)}
+    try:
+        return counts | compile_program(search, device).facts
+    except TooLargeError:
+        # The vectors alone exceed the memory of the device.
+        return counts | {"temporary_bytes": 0, "compile_s": 0.0}
 
 
 def _rows(shape: tuple[int, int], dtype: str, device: Mesh) -> Any:

@@ -31,6 +31,7 @@ from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
+from jax_ragrl.plan.abstract_arrays import compile_program
 from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.other_models import OtherModels, count_other_models
 from jax_ragrl.plan.policies import (
@@ -521,3 +522,21 @@ def test_the_peak_is_the_permanent_memory_and_one_program(monkeypatch):
     # Stale rollouts run during the update.
     stale = plan(dataclasses.replace(RUN, staleness=1), SMALL, jax.devices())
     assert stale["peak_bytes"] == result["peak_bytes"] + 2
+
+
+def test_a_program_that_a_tpu_cannot_compile_is_named(monkeypatch: pytest.MonkeyPatch):
+    text = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, it needs 19.73G of 15.75G.\nProgram:"
+
+    class Trace:
+        def compile(self, options: Any) -> None:
+            raise jax.errors.JaxRuntimeError(text)
+
+    mesh = make_mesh((1, 8, 1), jax.devices())
+    monkeypatch.setattr(
+        "jax_ragrl.plan.count_rollout", lambda *_, **__: compile_program(Trace(), mesh)
+    )
+    with pytest.raises(UserError, match=r"sampling does not fit a device \(Ran .* 15.75G\): lower"):
+        plan(RUN, SMALL, jax.devices())
+    text = "INTERNAL: a bug"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+        plan(RUN, SMALL, jax.devices())

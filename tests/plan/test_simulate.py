@@ -16,6 +16,7 @@ from jax_ragrl.learner.packing import Layout
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.published import published_config
 from jax_ragrl.plan import PlanConfig
+from jax_ragrl.plan.abstract_arrays import TooLargeError
 from jax_ragrl.plan.fit import fit, meshes
 from jax_ragrl.plan.index_place import index_place
 from jax_ragrl.plan.other_models import OtherModels
@@ -213,6 +214,25 @@ def test_an_index_has_a_place_if_the_devices_decide_about_it():
         expected = {"place": place, "device_bytes": 180}
         assert index_place(others, peak, memory) == expected
     assert index_place(OtherModels({"encoder": vectors}, []), 300, 200) == {}
+
+
+def test_programs_that_no_tpu_compiles_do_not_fit():
+    """An update is too large without recomputation; a sampler depends on the mesh alone."""
+    tried = []
+
+    def too_large(run: PlanConfig) -> dict[str, Any]:
+        tried.append((run.mesh, run.remat))
+        if run.mesh == (4, 2, 1):
+            raise TooLargeError("sampling does not fit", "sampling")
+        if run.remat != "full":
+            raise TooLargeError("an update does not fit", "an update")
+        return memory_of_changes(run)
+
+    assert fit(RUN, SMALL, 8, too_large)["changes"]["mesh"] == (2, 2, 2)
+    assert tried[-1] == ((2, 2, 2), "full")
+    assert tried.count(((4, 2, 1), "none")) == 1 and ((4, 2, 1), "full") not in tried
+    with pytest.raises(TooLargeError, match="sampling does not fit"):
+        fit(RUN, dataclasses.replace(SMALL, num_kv_heads=1), 8, too_large)
 
 
 def test_a_config_that_cannot_fit_is_refused():
