@@ -116,11 +116,11 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       `programs`, `compile_s`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
       a data sheet have no `speed`.
 
-    Raises:
-      TooLargeError: a program does not fit a TPU, whose compiler then has no program.
-
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
+
+    Raises:
+      TooLargeError: the compiler of a TPU found that a program needs more memory.
     """
     policies, approximations = policies_of(run, config)
     mesh = _mesh(run, policies, devices)
@@ -173,7 +173,7 @@ def _programs(
             outlive_update=bool(run.staleness),
             groups=run.pipeline_groups,
         )
-    with fitting("an update", "packing.tokens_per_device, or set remat to full"):
+    with fitting("an update", "packing.tokens_per_device, recompute more (remat)"):
         return sampling, count_updates(policies, run.objective, run.packing, mesh)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -120,24 +121,29 @@ def fitting(program: str, keys: str) -> Iterator[None]:
         ) from error
 
 
-def compile_program(trace: Any, mesh: Mesh) -> Program:
-    """Compiles a program for the devices of a mesh.
+def compile_trace(trace: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Compiles a traced function.
 
     Raises:
       TooLargeError: the compiler of a TPU found that the program needs more memory.
     """
-    # Autotuning runs kernels, which is impossible on described GPUs.
-    no_autotuning = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
-    options: dict[str, Any] = no_autotuning if is_gpu(mesh.devices.flat[0]) else {}
-    # The first step of a run waits for its compilations, so a plan reports their time.
-    start = time.perf_counter()
     try:
-        program = trace.compile(options)
+        return trace.compile(dict(options))
     except jax.errors.JaxRuntimeError as error:
         kind, _, text = str(error).partition(": ")
         if kind != "RESOURCE_EXHAUSTED":
             raise
         raise TooLargeError(text.splitlines()[0].rstrip(".")) from error
+
+
+def compile_program(trace: Any, mesh: Mesh) -> Program:
+    """Compiles a program for the devices of a mesh; see `compile_trace`."""
+    # Autotuning runs kernels, which is impossible on described GPUs.
+    no_autotuning = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
+    options: dict[str, Any] = no_autotuning if is_gpu(mesh.devices.flat[0]) else {}
+    # The first step of a run waits for its compilations, so a plan reports their time.
+    start = time.perf_counter()
+    program = compile_trace(trace, options)
     facts = {
         "temporary_bytes": int(program.memory_analysis().temp_size_in_bytes),
         "compile_s": round(time.perf_counter() - start, 1),

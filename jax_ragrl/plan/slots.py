@@ -15,6 +15,7 @@ from jax_ragrl.plan.abstract_arrays import (
     batch_array,
     bytes_of,
     compile_program,
+    compile_trace,
     replicated_array,
     with_shardings,
 )
@@ -111,4 +112,4 @@ def count_slot_programs(shapes: Shapes) -> int:
 
 def _on_devices(trace: Any) -> Any:
     """The abstract results of a program, with the shardings that it gives them."""
-    return with_shardings(trace.out_info, trace.compile().output_shardings)
+    return with_shardings(trace.out_info, compile_trace(trace).output_shardings)
