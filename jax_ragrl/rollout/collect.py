@@ -90,7 +90,10 @@ class ActionRequest(NamedTuple):
 
 
 class ActionSampler(Protocol):
-    """Writes actions: for each request the forced ones first, in order, then the sampled ones."""
+    """Writes actions: for each request the forced ones first, in order, then the sampled ones.
+
+    A sampler that can begin a request while others are sampled also has `PolicySampler.stream`.
+    """
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]: ...
 
@@ -361,9 +364,9 @@ class BatchRollout:
         if not branch.is_followed:
             return []
         if len(effects) > 1:
-            part = branch.part.child(0, 1)
-            own = [] if part is None else [branch._replace(part=part)]
-            return [self._advance_jointly(b, effects, replies) for b in own]
+            if (part := branch.part.child(0, 1)) is None:
+                return []
+            return [self._advance_jointly(branch._replace(part=part), effects, replies)]
         match effects[0]:
             case Done() as done:
                 self.records.append(self._leaf(branch, done))

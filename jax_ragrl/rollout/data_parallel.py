@@ -116,7 +116,7 @@ def merge_shards(
     """
     # 1. Concatenate the records, with parents and questions renumbered. Shards that share a tree
     #    have the same nodes above their subtrees. (Equally likely tokens may make them differ.)
-    rows, failures = dict[tuple[Any, ...], Record](), dict[int, str]()
+    records, failures = list[Record](), dict[int, str]()
     numbers: dict[tuple[Any, ...], int] = {}
     for shard, forest in zip(shards, forests, strict=True):
         indices, number_of = [*shard], {NO_PARENT: NO_PARENT}
@@ -124,15 +124,15 @@ def merge_shards(
             parent, question = number_of[record.parent], indices[record.question]
             ids = None if record.action is None else record.action.ids
             key = (question, parent, record.path, record.role, ids)
-            number_of[n] = numbers.setdefault(key, len(numbers))
-            rows.setdefault(key, dataclasses.replace(record, parent=parent, question=question))
+            if key not in numbers:
+                numbers[key] = len(records)
+                records.append(dataclasses.replace(record, parent=parent, question=question))
+            number_of[n] = numbers[key]
         messages = zip(forest.failed_questions, forest.failures, strict=True)
         failures |= {indices[i]: message for i, message in messages}
 
     # 2. Sort them as one `collect` records them: by round, question and path. The sort is stable,
     #    so the order of nodes with one path stays.
-    records = [*rows.values()]
-
     def place(n: int) -> tuple[Any, ...]:
         return records[n].round, records[n].question, records[n].path
 

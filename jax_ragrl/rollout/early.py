@@ -129,11 +129,8 @@ class _EarlyRollout:
         self.rollout, self.pools = rollout, pools
         self.calls, environment = rollout.calls, rollout.environment
         # A model on the devices runs in the thread of the sampler, as in lockstep.
-        self.on_device = {
-            Search: is_on_device(environment.retriever),
-            CallLLM: is_on_device(environment.llm),
-        }
-        self._others_on_device = [kind for kind, is_own in self.on_device.items() if is_own]
+        models = {Search: environment.retriever, CallLLM: environment.llm}
+        self.on_device = [kind for kind, model in models.items() if is_on_device(model)]
         self.queues: dict[type, list[WaitingEffect]] = {kind: [] for kind in self.calls}
         self.arrivals: queue.SimpleQueue[tuple[list[WaitingEffect], Future[Any]]] = (
             queue.SimpleQueue()
@@ -173,11 +170,11 @@ class _EarlyRollout:
 
     def _start_workers(self) -> None:
         """Starts the calls that the devices do not perform."""
-        if not self.on_device[CallLLM]:
+        if CallLLM not in self.on_device:
             for effect in self._next_batch(CallLLM):
                 self._submit(CallLLM, [effect])
         # A retriever need not accept concurrent calls.
-        if not self.on_device[Search] and not self.in_workers[Search]:
+        if Search not in self.on_device and not self.in_workers[Search]:
             self._submit(Search, self._next_batch(Search))
 
     def _submit(self, kind: type, batch: list[WaitingEffect]) -> None:
@@ -193,7 +190,7 @@ class _EarlyRollout:
           Whether there were any.
         """
         ran = self._sample()
-        for kind in self._others_on_device:
+        for kind in self.on_device:
             if batch := self._next_batch(kind):
                 self._reply(batch, self.calls[kind]([effect.pending for effect in batch]))
                 ran = True
@@ -213,7 +210,7 @@ class _EarlyRollout:
             self._start_workers()
             self._take_arrivals(wait=False)
             # Other models on the devices have their turn when the actions in the slots have ended.
-            if any(self.queues[kind] for kind in self._others_on_device):
+            if any(self.queues[kind] for kind in self.on_device):
                 return []
             further = self._next_batch(Generate)
             batch.extend(further)

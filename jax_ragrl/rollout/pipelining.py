@@ -92,7 +92,7 @@ class ContextProxy:
         return self._within(value) if callable(value) else value
 
     def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with self._context():
                 yield from call(*args, **kwargs)
 
@@ -100,4 +100,4 @@ class ContextProxy:
             with self._context():
                 return call(*args, **kwargs)
 
-        return stream if inspect.isgeneratorfunction(call) else within
+        return generate if inspect.isgeneratorfunction(call) else within

@@ -13,6 +13,7 @@ from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.engine import SizedJob
+from jax_ragrl.sampling.jobs import JobGrammar
 from jax_ragrl.sampling.sampler import JobSampler, Shapes
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
@@ -20,7 +21,7 @@ SamplerModels = Mapping[str, SplitModel]
 # The number of a request, and the key of one of its jobs.
 JobKey = tuple[int, int]
 # What jobs of one program have in common: the policy and the grammar.
-JobKind = tuple[str, tuple[str, tuple[str, ...], str]]
+JobKind = tuple[str, JobGrammar]
 
 
 @dataclasses.dataclass(frozen=True)

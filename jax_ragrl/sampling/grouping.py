@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from jax_ragrl.runtime.sharding import replicate, target_platform
 from jax_ragrl.sampling.decode import Grammar, Prompts
-from jax_ragrl.sampling.jobs import SamplingJob, Shapes
+from jax_ragrl.sampling.jobs import JobGrammar, SamplingJob, Shapes
 from jax_ragrl.text.automaton import FREE, UNPAYABLE, TokenAutomaton, follow
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
@@ -74,7 +74,7 @@ def batch_jobs(
     Raises:
       ValueError: a prompt exceeds the longest prompt length.
     """
-    groups: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[JobGrammar, list[int]] = {}
     for i, job in enumerate(jobs):
         groups.setdefault(job.grammar, []).append(i)
     floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else decode_floor())

@@ -13,6 +13,10 @@ from jax_ragrl.sampling.batches import cache_sizes
 PROMPT_LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
 
+# The constraints of an action: `allowed_token_regex`, `stop_strings` and `action_regex` of its job.
+JobGrammar = tuple[str, tuple[str, ...], str]
+
+
 class SamplingJob(NamedTuple):
     """One prompt and its sampling parameters.
 
@@ -41,7 +45,7 @@ class SamplingJob(NamedTuple):
     prefix_length: int = 0
 
     @property
-    def grammar(self) -> tuple[str, tuple[str, ...], str]:
+    def grammar(self) -> JobGrammar:
         """The constraints of the action; jobs that share a program have equal ones."""
         return self.allowed_token_regex, self.stop_strings, self.action_regex
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_ragrl.sampling.contexts import KeptContexts, Reservation, common_length
 from jax_ragrl.sampling.grouping import Draw, decode_floor, draws_by_prompt
-from jax_ragrl.sampling.jobs import SamplingJob
+from jax_ragrl.sampling.jobs import JobGrammar, SamplingJob
 
 
 class RowTask(NamedTuple):
@@ -134,7 +134,7 @@ def by_grammar(jobs: Sequence[SamplingJob], longest: int) -> list[list[int]]:
     Raises:
       ValueError: a prompt is longer.
     """
-    groups: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[JobGrammar, list[int]] = {}
     for i, job in enumerate(jobs):
         if len(job.ids) > longest:
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")

@@ -274,9 +274,9 @@ def resize_slots(state: SlotState, number_DN: Array) -> SlotState:
     A number past the end stands for an empty slot.
     """
     count = len(state.done_B) // len(number_DN)
-    kept = _rows_at(state, number_DN)
+    slots = _rows_at(state, number_DN)
     is_empty_B = (number_DN >= count).reshape(-1)
-    return _fix_layout(kept._replace(done_B=kept.done_B | is_empty_B))
+    return _fix_layout(slots._replace(done_B=slots.done_B | is_empty_B))
 
 
 @in_order
