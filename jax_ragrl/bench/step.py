@@ -33,7 +33,6 @@ from jax_ragrl.run.components import Components, build_components, mesh_for
 from jax_ragrl.run.config import Job
 from jax_ragrl.training.loop import (
     acting_environment,
-    gather_rollouts,
     learn,
     prepare_policies,
     roll_out,
@@ -173,9 +172,7 @@ def _measure_step(
     roles = job.schedule.roles(step, tuple(job.policy_of))
     start = time.perf_counter()
     environment = _time_calls(acting_environment(job, components, policies), seconds)
-    forest = gather_rollouts(
-        job, questions, lambda: roll_out(job, environment, questions, roles, step)
-    )
+    forest = roll_out(job, environment, questions, roles, step)
     credit_N, weight_N = job.credit(forest, forest.reward_N)
     turns = turns_to_train(job, forest, credit_N, weight_N)
     rollout_end = time.perf_counter()

@@ -430,7 +430,7 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
 
     def roll_out_step(environment: Environment, questions: Sequence[Question], step: int) -> Forest:
         roles = job.schedule.roles(step, tuple(job.policy_of))
-        return roll_out(job, environment, questions, roles, step)
+        return roll_out_shard(job, environment, questions, roles, step)
 
     return Rollouts(
         data=question_batches(parts.questions["train"], job.run.questions_per_step, job.seed),
@@ -520,7 +520,7 @@ def roll_out(
     roles: Sequence[str],
     step: int,
 ) -> Forest:
-    """Rolls out the shard of this process of a batch of questions, without rewards.
+    """Rolls out a batch of questions on all processes and computes its rewards (a collective).
 
     Args:
       job: the run's config.
@@ -529,11 +529,27 @@ def roll_out(
       roles: the roles trained at this step, which branch.
       step: the step, from 0; part of the seed.
     """
+    shard = functools.partial(roll_out_shard, job, environment, questions, roles, step)
+    return gather_rollouts(job, questions, shard)
+
+
+def roll_out_shard(
+    job: Job,
+    environment: Environment,
+    questions: Sequence[Question],
+    roles: Sequence[str],
+    step: int,
+) -> Forest:
+    """Rolls out the shard of this process of a batch of questions, without rewards.
+
+    Args:
+      job, environment, questions, roles, step: as in `roll_out`.
+    """
     recipe = job.recipe
     expander = recipe.expander(frozenset(roles))
     seed = job.seed * 1_000_003 + step  # distinct for all runs of up to a million steps
 
-    def roll_out_shard(own: Sequence[Question], parts: Sequence[Sequence[Part]]) -> Forest:
+    def roll_out_own(own: Sequence[Question], parts: Sequence[Sequence[Part]]) -> Forest:
         def roll_out_group(group: Sequence[int], group_environment: Environment) -> Forest:
             return collect(
                 recipe.system,
@@ -550,7 +566,7 @@ def roll_out(
 
     # Other expanders branch late, or continue with one of the actions that they try.
     splits = isinstance(expander, Tree)
-    return shard_rollout(questions, roll_out_shard, recipe.rollouts, split_trees=splits)
+    return shard_rollout(questions, roll_out_own, recipe.rollouts, split_trees=splits)
 
 
 def gather_rollouts(job: Job, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
@@ -559,7 +575,7 @@ def gather_rollouts(job: Job, questions: Sequence[Question], shard: Callable[[],
     Args:
       job: the run's config.
       questions: the questions of the step.
-      shard: returns the rollouts of this process, see `roll_out`.
+      shard: returns the rollouts of this process, see `roll_out_shard`.
     """
     forest = gather_shards(questions, shard, job.recipe.rollouts)
     return forest._replace(reward_N=job.recipe.reward(forest))

@@ -44,7 +44,7 @@ def trained(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     job, parts = small_run(tmp_path, steps=5, dev_questions=2, eval_every=1)
     save_config(tmp_path / "config.json", small_values(tmp_path, steps=5))
     scores = [0.25, 0.75, 0.75, np.nan, 0.5]
-    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
     monkeypatch.setattr(
         loop, "learn", lambda job, policies, forest, turns, roles, step: (moved(policies, step), {})
@@ -102,7 +102,7 @@ def test_a_run_without_a_checkpoint_forgets_the_best_policies_of_an_earlier_conf
             raise KeyboardInterrupt
         return policies, {}
 
-    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
     monkeypatch.setattr(loop, "learn", learn)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
     with pytest.raises(KeyboardInterrupt):
@@ -120,7 +120,7 @@ def test_an_evaluation_of_few_questions_decides_nothing(
     """During an outage one of two questions is answered, and right."""
     job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1, patience=1)
     scores = [np.array([1.0, np.nan]), np.full(2, 0.5), np.full(2, 0.4)]
-    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
 
     def evaluate(*_):
         outage = result(0.0, ("no route to the server",))

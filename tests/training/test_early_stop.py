@@ -80,7 +80,7 @@ def test_a_run_holds_the_rows_of_evaluations_alone(tmp_path, monkeypatch):
     """A row per step would be memory that grows with the length of a run."""
     job, parts = small_run(tmp_path, steps=6, dev_questions=2, eval_every=3, save_every=9)
     counts = []
-    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
     monkeypatch.setattr(loop, "reason_to_end", lambda rows, *_: counts.append(len(rows)) or "")
     loop.train(job, parts, tmp_path)
@@ -104,7 +104,7 @@ def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
         steps.append(step)
         return roll_out_nothing(job, environment, questions, roles, step)
 
-    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores[steps[-1]]))
     if interrupted_at is not None:
         with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_a_run_ends_with_the_step_that_spends_its_tokens_and_stays_at_its_end(
             raise KeyboardInterrupt
         return roll_out_nothing(job, environment, questions, roles, step)
 
-    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
     monkeypatch.setattr(loop, "rollout_metrics", lambda *_: {"policy_tokens": 10.0})
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
     if interrupted_at is not None:

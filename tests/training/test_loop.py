@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import pathlib
 import weakref
@@ -24,6 +25,7 @@ from jax_ragrl.run.components import build_components
 from jax_ragrl.run.config import load_job
 from jax_ragrl.runtime import servers
 from jax_ragrl.training import loop
+from tests.rollout.tape import ANN, BOB, Tape, improvise
 from tests.tiny import policy, tokenizer
 
 
@@ -54,7 +56,7 @@ def test_initial_weights_are_retained_only_as_references(
 
     original = loop.prepare_policies
     monkeypatch.setattr(loop, "prepare_policies", prepare_policies)
-    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
     with pytest.raises(FirstRolloutError):
         loop.train(job, build_components(job, tmp_path), tmp_path)
 
@@ -109,10 +111,20 @@ def test_a_resumed_run_never_holds_two_copies_of_its_state(
 
     original_prepare, original_restore = loop.prepare_policies, Checkpoints.restore
     monkeypatch.setattr(loop, "prepare_policies", prepare_policies)
-    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
     monkeypatch.setattr(Checkpoints, "restore", restore)
     with pytest.raises(FirstRolloutError):
         loop.train(job, parts, folder)
+
+
+def test_rollouts_by_hand_have_their_rewards():
+    """As in the notebooks, whose loops have no shards."""
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    recipe = dataclasses.replace(job.recipe, reward=lambda forest: np.float32(forest.leaf_N))
+    job = dataclasses.replace(job, recipe=recipe)
+    forest = loop.roll_out(job, Tape(improvise).environment(), [ANN, BOB], ("router",), 0)
+    assert forest.leaf_N.any()
+    np.testing.assert_array_equal(forest.reward_N, np.float32(forest.leaf_N))
 
 
 def test_policies_are_restored_without_optimizer_state(

@@ -102,7 +102,7 @@ def test_an_outage_is_not_saved_and_its_steps_are_repeated(
         failed = range(len(questions)) if step in down else ()
         return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
 
-    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
     with pytest.raises(UserError, match=r"5 steps in a row .* no route to the server"):
         loop.train(job, parts, tmp_path)
@@ -130,7 +130,7 @@ def test_an_outage_at_the_last_step_is_repeated(
         failed = range(len(questions)) if step in down else ()
         return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
 
-    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
     with pytest.raises(UserError, match="not saved.*no route to the server.*--workdir=") as error:
         loop.train(job, parts, tmp_path)
     assert str(tmp_path) in str(error.value) and Checkpoints(tmp_path).latest() == 2
@@ -146,7 +146,7 @@ def test_an_evaluation_without_a_score_warns_or_is_repeated(
 ):
     job, parts = small_run(tmp_path, steps=2, dev_questions=2, eval_every=1)
     results = [result(np.nan, ("connection refused",) * 2)] * 2 + [result(0.5)]
-    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: results.pop(0))
     with (
         pytest.warns(UserWarning, match="no dev question could be scored.*connection refused"),
@@ -177,7 +177,7 @@ def test_a_resumed_run_refuses_other_questions(
         return build_forest(questions, [], {})
 
     before = parts.questions
-    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
     with pytest.raises(KeyboardInterrupt):
         loop.train(job, parts, tmp_path)
     first, *rest = before["train"]
@@ -202,7 +202,7 @@ def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
         tmp_path, steps=1, dev_questions=2, eval_every=1, eval_before_training=True
     )
     results = [result(0.25), result(0.5)]
-    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: results.pop(0))
     for _ in range(2):
         loop.train(job, parts, tmp_path)
@@ -220,7 +220,7 @@ def test_diverged_parameters_stop_the_run_and_checkpoints_remain(
     rate = lambda count: jnp.where(count < 3, 1e-4, jnp.inf)  # noqa: E731
     turns = [Turn(i, "actor", (5, 6, 7), (8, 9 + i), credit=1.0 - 2 * i) for i in range(2)]
     monkeypatch.setattr(optimizer, "_transform", functools.cache(lambda *_: optax.adamw(rate)))
-    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
     monkeypatch.setattr(loop, "turns_of", lambda *_, **__: [])
 
     def learn(job, policies, forest, _, roles, step):

@@ -50,7 +50,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(
             )
             return forest._replace(reward_N=np.zeros(len(forest.records)))
 
-        monkeypatch.setattr(loop, "roll_out", roll_out)
+        monkeypatch.setattr(loop, "roll_out_shard", roll_out)
         loop.train(job, parts, folder)
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]

@@ -58,7 +58,7 @@ class Trial:
         self.has_learned = [threading.Event() for _ in range(12)]
         tokenizer().save(folder / "tokenizer")
         save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
-        monkeypatch.setattr(loop, "roll_out", self.roll_out)
+        monkeypatch.setattr(loop, "roll_out_shard", self.roll_out)
         monkeypatch.setattr(loop, "learn", self.learn)
 
     def roll_out(self, job, environment, questions: Sequence[Question], roles, step) -> Forest:
@@ -288,7 +288,7 @@ def test_an_error_in_flight_comes_after_the_step_is_saved(
             raise UserError("no such model")
         return roll_out(job, environment, questions, roles, step)
 
-    monkeypatch.setattr(loop, "roll_out", fail)
+    monkeypatch.setattr(loop, "roll_out_shard", fail)
     with pytest.raises(UserError, match="no such model"):
         trial.train()
     assert Checkpoints(trial.folder).latest() == 2 and trial.rows("staleness") == [0, 1]

@@ -28,7 +28,7 @@ class Trial:
         self.interrupted_at: int | None = None
         self.guard: dict[str, object] = {}  # further limits
         _, self.parts = small_run(folder, steps=1)
-        monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+        monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
         monkeypatch.setattr(loop, "learn", self.learn)
 
     def learn(self, job, policies, forest, turns, roles, step):
