@@ -84,6 +84,9 @@ ADDED: Mapping[str, Any] = {
     "recipe.evaluation_depth": 0,
     "recipe.system.reply_tokens": 256,
     "recipe.train_malformed": True,
+    "shapes.decode_rows": 0,
+    "shapes.kept_contexts": 0,
+    "shapes.slot_tokens": 0,
 }
 
 

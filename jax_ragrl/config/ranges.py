@@ -105,7 +105,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(
         "max_new_tokens max_prompt_tokens initial_cache_size tokens_per_device".split(), COUNT
     ),
-    **dict.fromkeys("decode_rows kept_contexts".split(), NATURAL),
+    **dict.fromkeys("decode_rows slot_tokens kept_contexts".split(), NATURAL),
     # Data, retrievers and language models.
     **dict.fromkeys("size hops candidates concurrency passages_per_search".split(), COUNT),
     "overlap": NATURAL,

@@ -22,14 +22,15 @@ from jax_ragrl.plan.abstract_arrays import (
 from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.traffic import loop_traffic
 from jax_ragrl.runtime.sharding import data_parallel_size
-from jax_ragrl.sampling.context_cache import capacity_for, chunk_lengths
+from jax_ragrl.sampling.context_cache import capacity_for, chunk_lengths, kept_pages
+from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.decode import Grammar
 from jax_ragrl.sampling.jobs import Shapes
-from jax_ragrl.sampling.slot_programs import chunk_shapes, decode_shapes
+from jax_ragrl.sampling.slot_programs import DecodeShape, chunk_shapes, decode_shapes
 from jax_ragrl.sampling.slots import (
     DecodeLimits,
     decode_slots,
-    empty_contexts,
+    empty_pages,
     empty_slots,
     extend_contexts,
 )
@@ -38,7 +39,7 @@ from jax_ragrl.sampling.slots import (
 def count_slots(
     shapes: Shapes, config: DecoderConfig, model: SplitModel, mesh: Mesh, *, nucleus: bool
 ) -> dict[str, Any]:
-    """Counts what `count_sampling` counts, for slots whose contexts have their full size.
+    """Counts what `count_sampling` counts, for the slots that hold the most tokens.
 
     Args:
       shapes: static shapes of sampling, with `decode_rows`.
@@ -48,44 +49,53 @@ def count_slots(
       nucleus: whether tokens are sampled with a nucleus filter.
 
     Returns:
-      `prompts` is [slots, tokens per context]. `begun_bytes` are the kept contexts.
+      `prompts` is [slots, tokens per context]. `begun_bytes` are the pages of kept contexts.
     """
     devices = data_parallel_size(mesh)
-    capacity = capacity_for(shapes.longest, shapes)
     # Every device has its slots and contexts.
-    rows = shapes.decode_rows * devices
+    capacity, slots = _largest_slots(shapes)
+    rows, longest = slots * devices, capacity_for(shapes.longest, shapes)
     # A prefill runs one chunk of the largest size.
     length = chunk_lengths(shapes)[-1]
     with jax.set_mesh(mesh):
-        contexts = _on_devices(empty_contexts.lower(config, shapes.contexts * devices, capacity))
+        pages = _on_devices(empty_pages.lower(config, devices, kept_pages(shapes)))
         state = _on_devices(
             empty_slots.lower(config, rows, capacity, shapes.max_new_tokens, is_strict=False)
         )
-        prefill = _compile_prefill(model, contexts, length, mesh)
+        prefill = _compile_prefill(model, pages, length, longest, mesh)
         decode = _compile_decode(model, state, mesh, nucleus)
     step, facts = loop_traffic(decode.text), (prefill.facts, decode.facts)
     assert step is not None, "a decode has a loop over tokens"
     share = devices / mesh.size  # a tensor axis splits the operations of its rows
-    token_flops = layers_flops(config, capacity)
-    row_flops = token_flops + head_flops(config)
+    row_flops = layers_flops(config, capacity) + head_flops(config)
+    chunk_flops = length * layers_flops(config, longest)
     return {
         "prompts": [rows, capacity],
         "width": 1,
         "prefill_tokens": devices * length,
         "temporary_bytes": bytes_of(state) + max(f["temporary_bytes"] for f in facts),
-        "begun_bytes": bytes_of(contexts),
+        "begun_bytes": bytes_of(pages),
         "compile_s": round(sum(f["compile_s"] for f in facts), 1),
-        "prefill": prefill.traffic().facts() | {"flops": share * length * token_flops},
-        "decode_step": step.facts() | {"flops": share * shapes.decode_rows * row_flops},
+        "prefill": prefill.traffic().facts() | {"flops": share * chunk_flops},
+        "decode_step": step.facts() | {"flops": share * slots * row_flops},
     }
 
 
-def _compile_prefill(model: SplitModel, contexts: Any, length: int, mesh: Mesh) -> Program:
+def _largest_slots(shapes: Shapes) -> DecodeShape:
+    """Returns the slots with the most tokens; of several sizes, the one with the most slots."""
+    sizes = decode_shapes(shapes, limit=1)
+    return max(sizes, key=lambda size: (size.capacity * size.slots, size.slots))
+
+
+def _compile_prefill(
+    model: SplitModel, pages: Any, length: int, capacity: int, mesh: Mesh
+) -> Program:
     """Compiles the prefill of a chunk of a `length` per device."""
     devices = data_parallel_size(mesh)
-    shapes = ((devices, 1), (devices, length), (devices,))
+    table = (devices, 1, capacity // PAGE)
+    shapes = (table, table, (devices, length), (devices,))
     chunk = [batch_array(shape, jnp.int32, mesh) for shape in shapes]
-    return compile_program(extend_contexts.lower(model, contexts, *chunk), mesh)
+    return compile_program(extend_contexts.lower(model, pages, *chunk), mesh)
 
 
 def _compile_decode(model: SplitModel, state: Any, mesh: Mesh, nucleus: bool) -> Program:

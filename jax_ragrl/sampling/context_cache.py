@@ -1,9 +1,9 @@
-"""Contexts on the devices: prompts are computed in chunks, and extended or copied later."""
+"""Contexts on the devices: prompts are computed in chunks, and kept in pages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jax import Array
@@ -18,14 +18,12 @@ from jax_ragrl.runtime.sharding import (
     mesh_of,
     shard_batch,
 )
-from jax_ragrl.sampling.batches import grow_slots
-from jax_ragrl.sampling.contexts import KeptContexts, Reservation
+from jax_ragrl.sampling.contexts import PAGE, KeptContexts, Reservation, page_count
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.grouping import decode_floor, divide, fewest_rows
 from jax_ragrl.sampling.jobs import Shapes
 from jax_ragrl.sampling.slots import (
-    copy_contexts,
-    empty_contexts,
+    empty_pages,
     extend_contexts,
     prefill_name,
     start_contexts,
@@ -34,9 +32,9 @@ from jax_ragrl.sampling.slots import (
 
 # Prompts are computed in chunks of these lengths, the largest first, so that little is padding.
 CHUNKS = (16, 64, 256, 1024)
-# Programs that copy contexts, or extend them, take these numbers of contexts per device.
+# Programs that store contexts, or extend them, take these numbers of contexts per device.
 COUNTS = (1, 4, 16, 64, 256, 1024, 4096)
-MIN_CAPACITY = 64  # tokens per context at first; it doubles up to the longest context
+MIN_CAPACITY = 64  # tokens per context at first, whole pages; it doubles up to the longest context
 NOTHING = 2**30  # a number that stands for padding
 
 
@@ -50,34 +48,25 @@ class ContextCache:
 
     Attributes:
       by_device: the index of the contexts of each device.
-      capacity: tokens per context.
-      arrays: the keys and values.
+      capacity: tokens per context of the next programs.
+      pages: the keys and values.
     """
 
     def __init__(self, model: SplitModel, shapes: Shapes, counters: SamplingCounters) -> None:
         self._model, self._shapes, self._counters = model, shapes, counters
         self._mesh = mesh_of(model.params)
-        devices = data_parallel_size(self._mesh)
-        self.by_device = [KeptContexts(shapes.contexts, shapes.longest) for _ in range(devices)]
+        devices, count = data_parallel_size(self._mesh), kept_pages(shapes)
+        self.by_device = [KeptContexts(count) for _ in range(devices)]
         self.capacity = MIN_CAPACITY
         with mesh_context(self._mesh):
-            arrays = empty_contexts(model.merge().config, shapes.contexts * devices, self.capacity)
-        self.arrays: KVCache = commit_like(arrays, model)
+            pages = empty_pages(model.merge().config, devices, count)
+        self.pages: KVCache = commit_like(pages, model)
 
     def compute(self, wave: Sequence[Sequence[Reservation]]) -> None:
-        """Computes the reserved contexts: copies common parts, then runs the rest in chunks."""
-        # 1. Copies, all of them before a source may be extended or overwritten.
-        copies = [[r for r in part if r.start and r.source != r.target] for part in wave]
-        if any(copies):
-            count = copy_count(max(map(len, copies)))
-            sources = self.numbers([[r.source for r in part] for part in copies], count)
-            targets = self.numbers([[r.target for r in part] for part in copies], count)
-            with mesh_context(self._mesh):
-                self.arrays = copy_contexts(self.arrays, sources, targets)
-        # 2. The rest, chunk by chunk.
+        """Computes the reserved contexts, from the tokens on that are not kept yet."""
         for chunk in _chunks(wave, self._shapes):
             self._extend(*chunk)
-        # 3. From now on prompts may match the new contexts.
+        # From now on prompts may match the new contexts.
         for device, part in zip(self.by_device, wave, strict=True):
             device.commit(part)
 
@@ -94,41 +83,46 @@ class ContextCache:
             for i, (reservation, at) in enumerate(part):
                 tokens = reservation.ids[at : at + length]
                 ids[d, i, : len(tokens)], start[d, i] = tokens, at
-        targets = self.numbers([[r.target for r, _ in part] for part in parts], count)
         ids_BL, start_B = shard_batch((ids.reshape(-1, length), start.reshape(-1)), self._mesh)
-        arguments = (self._model, self.arrays, targets, ids_BL)
-        name = prefill_name(count, length, self.capacity)
+        new = [[r.pages_of(at, at + length) for r, at in part] for part in parts]
+        old = [[r.pages_before(at) for r, at in part] for part in parts]
+        is_first = not start.any()
+        capacity = first_chunk_capacity(length) if is_first else self.capacity
+        write = self._tables(new, count, capacity)
+        name = prefill_name(count, length, capacity)
         with mesh_context(self._mesh), report_compiling(name):
-            self.arrays = (
-                extend_contexts(*arguments, start_B) if start.any() else start_contexts(*arguments)
-            )
+            if is_first:
+                self.pages = start_contexts(self._model, self.pages, write, ids_BL)
+            else:
+                read = self._tables(old, count, capacity)
+                arguments = (self.pages, read, write, ids_BL, start_B)
+                self.pages = extend_contexts(self._model, *arguments)
         self._counters.add_prefill(len(parts) * count, length)
 
     def store(self, cache: KVCache, slots: Sequence[Sequence[tuple[int, np.ndarray]]]) -> None:
-        """Keeps the contexts of some slots.
+        """Keeps the contexts of some slots, as far as there is room.
 
         Args:
           cache: the keys and values of all slots.
           slots: for each device the numbers of slots, with the int32 tokens of their contexts.
         """
-        # The context of a prompt is extended by its first row; the other rows need room.
-        reservations = [
-            [device.reserve(ids) for _, ids in part]
+        stored = [
+            [(slot, r) for slot, ids in part if (r := device.reserve(ids)) is not None]
             for device, part in zip(self.by_device, slots, strict=True)
         ]
         count = copy_count(max(map(len, slots)))
-        sources = self.numbers([[slot for slot, _ in part] for part in slots], count)
-        targets = self.numbers([[r.target for r in part] for part in reservations], count)
+        sources = self.numbers([[slot for slot, _ in part] for part in stored], count)
+        new = [[r.pages_of(r.start, len(r.ids)) for _, r in part] for part in stored]
+        write = self._tables(new, count, self.capacity)
         with mesh_context(self._mesh):
-            self.arrays = store_slots(self.arrays, cache, sources, targets)
-        for device, part in zip(self.by_device, reservations, strict=True):
-            device.commit(part)
+            self.pages = store_slots(self.pages, cache, sources, write)
+        for device, part in zip(self.by_device, stored, strict=True):
+            device.commit([r for _, r in part])
 
-    def grow(self, tokens: int) -> None:
-        """Makes room for contexts of a number of tokens."""
-        self.capacity = max(self.capacity, capacity_for(tokens, self._shapes))
-        if self.arrays.k[0].shape[2] < self.capacity:
-            self.arrays = grow_slots(self.arrays, self.capacity)
+    def tables(self, parts: Sequence[Sequence[Reservation]], count: int) -> Array:
+        """Returns the pages of contexts on the devices, int32 `[D, count, T]`."""
+        pages = [[r.pages_before(len(r.ids)) for r in part] for part in parts]
+        return self._tables(pages, count, self.capacity)
 
     def numbers(self, parts: Sequence[Sequence[int]], count: int) -> Array:
         """Returns numbers on the devices, int32 `[D, count]`."""
@@ -137,6 +131,26 @@ class ContextCache:
         for d, part in enumerate(parts):
             numbers_DN[d, : len(part)] = part
         return shard_batch(numbers_DN, self._mesh)
+
+    def _tables(
+        self, parts: Sequence[Sequence[Mapping[int, int]]], count: int, capacity: int
+    ) -> Array:
+        """Returns numbers of pages by their places in contexts, int32 `[D, count, T]`."""
+        numbers_DNT = np.full((len(parts), count, capacity // PAGE), NOTHING, np.int32)
+        for d, part in enumerate(parts):
+            for i, pages in enumerate(part):
+                numbers_DNT[d, i, [*pages]] = [*pages.values()]
+        return shard_batch(numbers_DNT, self._mesh)
+
+
+def kept_pages(shapes: Shapes) -> int:
+    """Returns the pages per device that keep contexts."""
+    return shapes.contexts * page_count(shapes.longest)
+
+
+def first_chunk_capacity(length: int) -> int:
+    """Returns the tokens of the pages that hold the first chunk of a context."""
+    return page_count(length) * PAGE
 
 
 def capacity_for(tokens: int, shapes: Shapes) -> int:
@@ -151,14 +165,16 @@ def capacity_for(tokens: int, shapes: Shapes) -> int:
 
 
 def first_capacity(prompt: int, limit: int, shapes: Shapes) -> int:
-    """Returns the static size that contexts have before they grow.
+    """Returns the static size that a context has before it grows.
 
     Args:
-      prompt: the tokens of the longest prompt.
-      limit: the maximum of new tokens of any row. Longer actions make the contexts grow later.
+      prompt: the tokens of the prompt.
+      limit: the maximum of new tokens. Longer actions make the context grow later, unless the
+        tokens of all slots have a limit: then it has room for the longest.
       shapes: the static shapes of sampling.
     """
-    return capacity_for(prompt + min(limit, shapes.initial_cache_size), shapes)
+    new = limit if shapes.slot_tokens else min(limit, shapes.initial_cache_size)
+    return capacity_for(prompt + new, shapes)
 
 
 def chunk_lengths(shapes: Shapes) -> list[int]:
@@ -188,8 +204,7 @@ def _chunks(
       device, padding included, and the length of the chunk.
     """
     lengths = chunk_lengths(shapes)
-    # By the number of the context, which no other reservation of its device has.
-    places = [{r.target: (r, r.start) for r in part} for part in wave]
+    places = [{k: (r, r.start) for k, r in enumerate(part)} for part in wave]
     while True:
         rest = [{k: len(r.ids) - at for k, (r, at) in part.items()} for part in places]
         longest = max((n for part in rest for n in part.values()), default=0)
@@ -229,5 +244,5 @@ def _chunk_sizes(length: int, shapes: Shapes) -> list[int]:
 
 
 def copy_count(contexts: int) -> int:
-    """Returns the static number of contexts of a program that copies them."""
+    """Returns the static number of contexts of a program that loads or stores them."""
     return next(n for n in COUNTS if n >= contexts)

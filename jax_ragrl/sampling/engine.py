@@ -39,7 +39,12 @@ from jax_ragrl.runtime.sharding import (
     to_host,
 )
 from jax_ragrl.sampling.batches import grow_slots
-from jax_ragrl.sampling.context_cache import ContextCache, copy_count, first_capacity
+from jax_ragrl.sampling.context_cache import (
+    ContextCache,
+    capacity_for,
+    copy_count,
+    first_capacity,
+)
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Grammar, check_stride
 from jax_ragrl.sampling.grouping import decode_floor, fewest_rows, first_state, make_grammar
@@ -50,6 +55,7 @@ from jax_ragrl.sampling.slots import (
     DecodeLimits,
     SlotRows,
     SlotState,
+    cut_contexts,
     decode_name,
     decode_slots,
     empty_slots,
@@ -142,7 +148,7 @@ class _SlotRun:
         arrivals: Callable[[], Sequence[SizedJob]] | None,
     ) -> None:
         self.engine, self.mesh, self.arrivals = engine, engine.mesh, arrivals
-        self.contexts = engine.contexts
+        self.shapes, self.contexts = engine.shapes, engine.contexts
         self.jobs: list[SizedJob] = []
         self.rows: list[dict[int, Row]] = []
         self.group = JobGroup(engine.tokenizer, jobs[0][0], engine.mesh)
@@ -154,8 +160,7 @@ class _SlotRun:
         """Samples all rows; yields as `SlotEngine.stream`."""
         # See the drawing at the top.
         while any(queue.waiting or queue.live_slots() for queue in self.queues):
-            self._resize()
-            self._grow()
+            self._fit_slots()
             self._refill()
             self._decode()
             yield from self._complete(self._take_ended_rows())
@@ -179,81 +184,118 @@ class _SlotRun:
         self.group.add(job for job, _ in jobs)
         for width in sorted({width for _, width in jobs}):
             numbers = [first + i for i, (_, own) in enumerate(jobs) if own == width]
-            for prompt in waiting([job for job, _ in self.jobs], numbers, width):
+            for prompt in waiting([job for job, _ in self.jobs], numbers, width, self.shapes):
                 self._queue_for(prompt).waiting.append(prompt)
+        if self.shapes.slot_tokens:
+            # While the longest are decoded there are the fewest slots.
+            for queue in self.queues:
+                queue.waiting.sort(key=lambda prompt: -prompt.capacity)
 
     def _queue_for(self, prompt: WaitingPrompt) -> RowQueue:
         """The device that keeps most of a prompt; of several, the one with the fewest rows."""
         return min(
             self.queues,
             key=lambda queue: (
-                -(queue.contexts.match(prompt.ids)[1] // decode_floor()),
+                -(queue.contexts.known_tokens(prompt.ids) // decode_floor()),
                 queue.rows_waiting,
             ),
         )
 
     def _empty_slots(self) -> SlotState:
-        shapes, count = self.engine.shapes, self._slots_needed()
+        capacity, count = self._sizes()
+        self.contexts.capacity = capacity
         for queue in self.queues:
-            queue.slots = [None] * count
-        self.contexts.grow(self._tokens_needed())
+            queue.resize(count)
         with mesh_context(self.mesh):
             state = empty_slots(
                 self.engine.model.merge().config,
                 count * len(self.queues),
-                self.contexts.capacity,
-                shapes.max_new_tokens,
+                capacity,
+                self.shapes.max_new_tokens,
                 is_strict=self.group.automaton is not None,
             )
         return commit_like(state, self.engine.model)
 
-    def _slots_needed(self) -> int:
-        """Returns the slots per device that suffice for all rows, or the largest number."""
-        sizes = slot_counts(self.engine.shapes)
-        most = max(len(queue.live_slots()) + queue.rows_waiting for queue in self.queues)
-        return next((n for n in sizes if n >= most), sizes[-1])
+    def _sizes(self) -> tuple[int, int]:
+        """Returns the tokens per context and the slots per device that the rows need.
 
-    def _tokens_needed(self) -> int:
-        """Returns the size of contexts for the prompts that wait, 0 without any."""
-        prompts = [len(prompt.ids) for queue in self.queues for prompt in queue.waiting]
-        if not prompts:
-            return 0
-        # Longer actions make the contexts grow later.
-        return first_capacity(max(prompts), self.group.limit, self.engine.shapes)
+        A longer prompt that allows fewer slots than there are live rows waits for their end.
+        """
+        shapes, live = self.shapes, max(len(queue.live_slots()) for queue in self.queues)
+        capacity = self._capacity_needed()
+        if live > slot_counts(shapes, capacity)[-1]:
+            capacity = self.contexts.capacity
+        sizes = slot_counts(shapes, capacity)
+        rows = max(len(queue.live_slots()) + queue.rows_waiting for queue in self.queues)
+        return capacity, next((n for n in sizes if n >= rows), sizes[-1])
+
+    def _capacity_needed(self) -> int:
+        """Returns the size of contexts for all live and waiting rows."""
+        shapes = self.shapes
+        capacities = [prompt.capacity for queue in self.queues for prompt in queue.waiting]
+        tasks = [task for queue in self.queues for task in queue.slots if task is not None]
+        capacities += [first_capacity(len(t.job.ids), t.job.limit, shapes) for t in tasks]
+        if not shapes.slot_tokens:
+            # Contexts grow with long actions, and then keep their size, which has its programs.
+            capacities += [self.contexts.capacity, capacity_for(self._longest_live(), shapes)]
+        return max(capacities)
+
+    def _longest_live(self) -> int:
+        """Returns the tokens of the longest live row; 1 without one."""
+        if not any(queue.live_slots() for queue in self.queues):
+            return 1
+        s = self.state
+        done_B, length_B, count_B = to_host((s.done_B, s.rows.length_B, s.count_B))
+        return int(np.max((length_B + count_B)[~done_B], initial=1))
+
+    def _fit_slots(self) -> None:
+        """Gives the slots the size and the number that their rows need."""
+        capacity, count = self._sizes()
+        # What becomes smaller is first, because it needs the least memory.
+        if capacity < self.contexts.capacity:
+            self.state = self.state._replace(cache=cut_contexts(self.state.cache, capacity))
+        most = slot_counts(self.shapes, capacity)[-1]
+        # A smaller step than half would not repay the copy.
+        is_wasteful = not self._is_waiting and count <= self._slots // 2
+        if count > self._slots or most < self._slots or is_wasteful:
+            numbers = [queue.resize(count) for queue in self.queues]
+            with mesh_context(self.mesh):
+                self.state = resize_slots(self.state, self.contexts.numbers(numbers, count))
+        if capacity > self.contexts.capacity:
+            self.state = self.state._replace(cache=grow_slots(self.state.cache, capacity))
+        self.contexts.capacity = capacity
 
     def _refill(self) -> None:
         """Puts waiting rows in the free slots, each with a copy of its prompt's context."""
         while any(queue.waiting and queue.free_slots() for queue in self.queues):
             # 1. Reserve contexts for the next prompts of every device, and compute them.
-            waves = [queue.next_wave() for queue in self.queues]
+            waves = [queue.next_wave(self.contexts.capacity) for queue in self.queues]
+            if not any(waves):
+                return  # the next prompts need larger contexts
             self.contexts.compute([[r for r, _ in wave] for wave in waves])
             # 2. Copy each to the slots of its rows.
             places = [
-                queue.place([(r.target, task) for r, tasks in wave for task in tasks])
+                queue.place([(r, task) for r, tasks in wave for task in tasks])
                 for queue, wave in zip(self.queues, waves, strict=True)
             ]
             count = copy_count(max(map(len, places)))
             parts = [self.group.rows([task for _, _, task in part], count) for part in places]
             rows = jax.tree.map(lambda *columns: np.concatenate(columns), *parts)
-            numbers = self.contexts.numbers
+            slots = [[slot for slot, _, _ in part] for part in places]
+            contexts = [[reservation for _, reservation, _ in part] for part in places]
             with mesh_context(self.mesh):
                 self.state = load_slots(
                     self.state,
-                    self.contexts.arrays,
-                    numbers([[context for _, context, _ in part] for part in places], count),
-                    numbers([[slot for slot, _, _ in part] for part in places], count),
+                    self.contexts.pages,
+                    self.contexts.tables(contexts, count),
+                    self.contexts.numbers(slots, count),
                     shard_batch(rows, self.mesh),
                 )
 
     def _decode(self) -> None:
         """Decodes until slots can be refilled, few rows are live, or a context is full."""
-        # While rows wait, slots are refilled instead of given up.
-        smaller = [n for n in slot_counts(self.engine.shapes) if n <= self._slots // 2]
-        refill_at = self._slots - max(1, self._slots // REFILL_PART)
         limits = DecodeLimits(
-            refill_at_D=np.array([refill_at if q.waiting else -1 for q in self.queues], np.int32),
-            shrink_at=np.int32(-1 if self._is_waiting else max(smaller, default=0)),
-            steps=np.int32(STREAM_STEPS if self.arrivals else MAX_STEPS),
+            *self._row_limits(), steps=np.int32(STREAM_STEPS if self.arrivals else MAX_STEPS)
         )
         name = decode_name(self._slots, self.contexts.capacity)
         with mesh_context(self.mesh), report_compiling(name):
@@ -266,6 +308,19 @@ class _SlotRun:
                 stride=check_stride(),
             )
         self.engine.counters.add_decode(self._slots * len(self.queues), int(to_host(steps)))
+
+    def _row_limits(self) -> tuple[np.ndarray, np.int32]:
+        """Returns the numbers of live rows at which a program ends, see `DecodeLimits`."""
+        capacity, is_waiting_D = self.contexts.capacity, [bool(q.waiting) for q in self.queues]
+        smaller = [n for n in slot_counts(self.shapes, capacity) if n <= self._slots // 2]
+        if any(q.waiting and q.waiting[0].capacity > capacity for q in self.queues):
+            # The next prompts need longer contexts, and these allow fewer slots.
+            is_waiting_D = [False] * len(self.queues)
+            smaller = slot_counts(self.shapes, self._capacity_needed())
+        # While rows wait, slots are refilled instead of given up.
+        refill_at = self._slots - max(1, self._slots // REFILL_PART)
+        refill_at_D = np.where(is_waiting_D, refill_at, -1).astype(np.int32)
+        return refill_at_D, np.int32(-1 if any(is_waiting_D) else max(smaller, default=0))
 
     def _complete(self, rows: Sequence[tuple[RowTask, Row]]) -> Iterator[tuple[int, list[Row]]]:
         """Gives rows to their jobs; yields the jobs that have all of theirs."""
@@ -293,24 +348,6 @@ class _SlotRun:
         if any(contexts):
             self.contexts.store(s.cache, contexts)
         return rows
-
-    def _resize(self) -> None:
-        """Takes more slots if rows wait for them, and fewer if no row waits and few are live."""
-        count = self._slots_needed()
-        # A smaller step than half would not repay the copy.
-        if count > self._slots or (not self._is_waiting and count <= self._slots // 2):
-            numbers = [queue.resize(count) for queue in self.queues]
-            with mesh_context(self.mesh):
-                self.state = resize_slots(self.state, self.contexts.numbers(numbers, count))
-
-    def _grow(self) -> None:
-        """Makes all contexts larger if one of a live row is full, or a longer prompt waits."""
-        s = self.state
-        done_B, length_B, count_B = to_host((s.done_B, s.rows.length_B, s.count_B))
-        longest = int(np.max((length_B + count_B)[~done_B], initial=self._tokens_needed()))
-        if longest > self.contexts.capacity:
-            self.contexts.grow(longest)
-            self.state = s._replace(cache=grow_slots(s.cache, self.contexts.capacity))
 
 
 class JobGroup:
@@ -365,9 +402,17 @@ class JobGroup:
         )
 
 
-def slot_counts(shapes: Shapes) -> list[int]:
-    """Returns the numbers of slots per device, ascending: halves of the largest."""
-    counts, least = [shapes.decode_rows], max(shapes.batch_sizes[0], fewest_rows())
+def slot_counts(shapes: Shapes, capacity: int) -> list[int]:
+    """Returns the numbers of slots per device, ascending: halves of the largest.
+
+    Args:
+      shapes: the static shapes of sampling.
+      capacity: tokens per context.
+    """
+    most = shapes.decode_rows
+    while shapes.slot_tokens and most > 1 and most * capacity > shapes.slot_tokens:
+        most //= 2
+    counts, least = [most], max(shapes.batch_sizes[0], fewest_rows())
     while counts[-1] // 2 >= least:
         counts.append(counts[-1] // 2)
     return counts[::-1]

@@ -93,8 +93,11 @@ class Shapes:
       decode_rows: rows per device that are decoded together in slots, which are refilled as rows
         end (`sampling/engine.py`). 0: batches of prompts, which are not refilled but read a prompt
         once for all of its rows.
-      kept_contexts: with `decode_rows`, contexts per device whose keys and values are kept from
-        round to round of a rollout; at least `decode_rows` are.
+      slot_tokens: with `decode_rows`, the most tokens of all slots per device: while a long context
+        is decoded, there are fewer slots. 0: always `decode_rows`.
+      kept_contexts: with `decode_rows`, the room for contexts whose keys and values are kept from
+        round to round of a rollout, in contexts of the largest length per device. Shorter contexts,
+        and those that begin equally, take less of it. 0: as much room as all slots have.
     """
 
     prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS
@@ -104,6 +107,7 @@ class Shapes:
     initial_cache_size: int = 128
     copies: tuple[int, ...] = ()
     decode_rows: int = 0
+    slot_tokens: int = 0
     kept_contexts: int = 0
 
     def __post_init__(self) -> None:
@@ -115,8 +119,10 @@ class Shapes:
 
     @property
     def contexts(self) -> int:
-        """The contexts per device that are kept: a prompt must be kept to get its slots."""
-        return max(self.kept_contexts, self.decode_rows)
+        """The room for kept contexts per device, in contexts of the largest length."""
+        if self.kept_contexts or not self.slot_tokens:
+            return self.kept_contexts or self.decode_rows
+        return max(1, self.slot_tokens // self.longest)
 
     @property
     def longest(self) -> int:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_ragrl.sampling.context_cache import first_capacity
 from jax_ragrl.sampling.contexts import KeptContexts, Reservation, common_length
 from jax_ragrl.sampling.grouping import Draw, decode_floor, draws_by_prompt
-from jax_ragrl.sampling.jobs import JobGrammar, SamplingJob
+from jax_ragrl.sampling.jobs import JobGrammar, SamplingJob, Shapes
 
 
 class RowTask(NamedTuple):
@@ -35,10 +36,12 @@ class WaitingPrompt:
     Fields:
       ids: int32 tokens.
       tasks: the rows.
+      capacity: the size of the context of a row at first.
     """
 
     ids: np.ndarray
     tasks: deque[RowTask]
+    capacity: int
 
 
 class RowQueue:
@@ -70,33 +73,42 @@ class RowQueue:
         """Returns the numbers of the slots with a row."""
         return [i for i, task in enumerate(self.slots) if task is not None]
 
-    def next_wave(self) -> list[tuple[Reservation, list[RowTask]]]:
+    def next_wave(self, capacity: int) -> list[tuple[Reservation, list[RowTask]]]:
         """Takes rows for the free slots.
 
+        Args:
+          capacity: the present size of contexts. Rows wait behind a prompt that needs a larger one.
+
         Returns:
-          A reservation per prompt, with the rows that get a slot now. A prompt that can copy much
-          of another one of the wave is left for the next wave.
+          A reservation per prompt, with the rows that get a slot now. A prompt that can share much
+          of another one of the wave is left for the next wave, as is one without room.
         """
         free, wave = len(self.free_slots()), list[tuple[Reservation, list[RowTask]]]()
         for prompt in self.waiting:
-            if not free:
+            if not free or prompt.capacity > capacity:
                 break
             # The last token is run by the first decode step.
             ids = prompt.ids[:-1]
             if self._gains_by_waiting(ids, [reservation.ids for reservation, _ in wave]):
                 continue
+            reservation = self.contexts.reserve(ids)
+            if reservation is None:
+                assert wave, "the pages hold the longest context"
+                break
             # If the slots do not hold all rows of a prompt, the rest finds its context later.
             tasks = [prompt.tasks.popleft() for _ in range(min(free, len(prompt.tasks)))]
-            wave.append((self.contexts.reserve(ids), tasks))
+            wave.append((reservation, tasks))
             free -= len(tasks)
         self.waiting = [prompt for prompt in self.waiting if prompt.tasks]
         return wave
 
-    def place(self, rows: Sequence[tuple[int, RowTask]]) -> list[tuple[int, int, RowTask]]:
-        """Gives rows, each with the number of its context, to the first free slots.
+    def place(
+        self, rows: Sequence[tuple[Reservation, RowTask]]
+    ) -> list[tuple[int, Reservation, RowTask]]:
+        """Gives rows, each with its context, to the first free slots.
 
         Returns:
-          The number of the slot, the number of the context and the row, for each.
+          The number of the slot, the context and the row, for each.
         """
         places = [
             (slot, context, task)
@@ -119,9 +131,9 @@ class RowQueue:
         return numbers
 
     def _gains_by_waiting(self, ids: np.ndarray, others: Sequence[np.ndarray]) -> bool:
-        """Returns whether a prompt can copy much more after other ones have been computed."""
+        """Returns whether a prompt can share much more after other ones have been computed."""
         common = max((common_length(ids, other) for other in others), default=0)
-        return common - self.contexts.match(ids)[1] >= decode_floor()
+        return common - self.contexts.known_tokens(ids) >= decode_floor()
 
 
 def by_grammar(jobs: Sequence[SamplingJob], longest: int) -> list[list[int]]:
@@ -142,18 +154,21 @@ def by_grammar(jobs: Sequence[SamplingJob], longest: int) -> list[list[int]]:
     return [groups[key] for key in sorted(groups)]
 
 
-def waiting(jobs: Sequence[SamplingJob], numbers: Sequence[int], width: int) -> list[WaitingPrompt]:
+def waiting(
+    jobs: Sequence[SamplingJob], numbers: Sequence[int], width: int, shapes: Shapes
+) -> list[WaitingPrompt]:
     """Returns the distinct prompts of some jobs with their rows, in the order of the jobs.
 
     Args:
       jobs: all jobs.
       numbers: those to take.
       width: siblings per job.
+      shapes: the static shapes of sampling.
     """
-    return [
-        WaitingPrompt(
-            np.array(jobs[draws[0][0]].ids, np.int32),
-            deque(RowTask(jobs[draw[0]], k, draw) for draw in draws for k in range(width)),
-        )
-        for draws in draws_by_prompt(jobs, numbers)
-    ]
+    prompts = []
+    for draws in draws_by_prompt(jobs, numbers):
+        job = jobs[draws[0][0]]
+        rows = deque(RowTask(jobs[draw[0]], k, draw) for draw in draws for k in range(width))
+        ids = np.array(job.ids, np.int32)
+        prompts.append(WaitingPrompt(ids, rows, first_capacity(len(ids), job.limit, shapes)))
+    return prompts

@@ -28,7 +28,10 @@ from jax_ragrl.sampling.context_cache import (
     chunk_counts,
     chunk_lengths,
     first_capacity,
+    first_chunk_capacity,
+    kept_pages,
 )
+from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.decode import check_stride
 from jax_ragrl.sampling.engine import JobGroup, slot_counts
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
@@ -37,7 +40,7 @@ from jax_ragrl.sampling.slots import (
     DecodeLimits,
     decode_name,
     decode_slots,
-    empty_contexts,
+    empty_pages,
     empty_slots,
     extend_contexts,
     prefill_name,
@@ -62,7 +65,7 @@ class ChunkShape(NamedTuple):
     """The shape of a program that prefills.
 
     Fields:
-      capacity: tokens per context.
+      capacity: tokens per context, of a first chunk those of its pages.
       length: tokens of a chunk.
       contexts: contexts per device, padding included.
       is_first: whether the chunk is the first one of its contexts.
@@ -82,7 +85,7 @@ def decode_shapes(shapes: Shapes, limit: int) -> list[DecodeShape]:
       limit: the smallest maximum of new tokens of a job.
     """
     capacities = _capacities(first_capacity(1, limit, shapes), shapes)
-    return [DecodeShape(c, slots) for c in capacities for slots in slot_counts(shapes)[::-1]]
+    return [DecodeShape(c, slots) for c in capacities for slots in slot_counts(shapes, c)[::-1]]
 
 
 def chunk_shapes(shapes: Shapes, limit: int) -> list[ChunkShape]:
@@ -93,9 +96,14 @@ def chunk_shapes(shapes: Shapes, limit: int) -> list[ChunkShape]:
             prompt = _shortest_prompt(length, is_first, shapes)
             # The longest prompt may be too short for two chunks.
             if prompt <= shapes.prompt_lengths[-1]:
+                capacities = (
+                    [first_chunk_capacity(length)]
+                    if is_first
+                    else _capacities(first_capacity(prompt, limit, shapes), shapes)
+                )
                 chunks += [
                     ChunkShape(capacity, length, count, is_first)
-                    for capacity in _capacities(first_capacity(prompt, limit, shapes), shapes)
+                    for capacity in capacities
                     for count in chunk_counts(length, shapes)
                 ]
     return sorted(chunks, reverse=True)
@@ -166,17 +174,19 @@ def _decode_program(
 def _prefill_program(model: SplitModel, shapes: Shapes, chunk: ChunkShape) -> Program:
     mesh = mesh_of(model.params)
     devices = data_parallel_size(mesh)
-    contexts = empty_contexts.eval_shape(
-        model.merge().config, shapes.contexts * devices, chunk.capacity
-    )
+    pages = empty_pages.eval_shape(model.merge().config, devices, kept_pages(shapes))
     rows = devices * chunk.contexts
-    sizes = ((devices, chunk.contexts), (rows, chunk.length), (rows,))
-    targets, ids, start = shard_batch([np.zeros(n, np.int32) for n in sizes], mesh)
-    args = (model, _on_devices(contexts, model), targets, ids)
+    sizes = (
+        (devices, chunk.contexts, chunk.capacity // PAGE),
+        (rows, chunk.length),
+        (rows,),
+    )
+    table, ids, start = shard_batch([np.zeros(n, np.int32) for n in sizes], mesh)
+    args = (model, _on_devices(pages, model), table)
     name = prefill_name(chunk.contexts, chunk.length, chunk.capacity)
     if chunk.is_first:
-        return Program(name, start_contexts, args, mesh=mesh)
-    return Program(name, extend_contexts, (*args, start), mesh=mesh)
+        return Program(name, start_contexts, (*args, ids), mesh=mesh)
+    return Program(name, extend_contexts, (*args, table, ids, start), mesh=mesh)
 
 
 def _on_devices(tree: Any, model: SplitModel) -> Any:

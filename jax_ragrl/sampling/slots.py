@@ -1,18 +1,19 @@
 """Jitted decoding in slots: rows of unequal age share a batch, and each has its own context.
 
 Two sets of caches are on the devices:
-  - kept contexts, whose keys and values were computed once and may be extended or copied;
+  - pages of kept contexts, whose keys and values were computed once (`sampling/contexts.py`);
   - slots, the rows that are being decoded. A slot starts as a copy of a kept context.
 
-These programs work on them: `copy_contexts`, `start_contexts` and `extend_contexts` (prefill of a
-chunk), `load_slots`, `decode_slots` and `store_slots`. `sampling/engine.py` decides which is next.
+These programs work on them: `start_contexts` and `extend_contexts` (prefill of a chunk),
+`load_slots`, `decode_slots` and `store_slots`. `sampling/engine.py` decides which is next.
 
 A slot runs the model on its latest token before it samples the next one, so a context of `n` tokens
 has the keys and values of `n - 1` of them. Tokens and keys of random numbers equal those
 of a batch (`sampling/decode.py`), because a token depends on its prompt, key and position alone.
 
-Shapes: D devices with S slots each give B = D S rows; the slot or context numbers of one call are
-`[D, N]`, below S on each device. The number S (or the number of contexts) stands for padding.
+Shapes: D devices with S slots each give B = D S rows; the slot numbers of one call are `[D, N]`,
+below S on each device, and its page numbers `[D, N, T]`, T pages per context, below the pages of a
+device. A larger number stands for padding.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from jax_ragrl.models.prefix_attention import VisibleKeys
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import LogicalAxes, constrain, target_platform
+from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.decode import (
     Grammar,
     check_stops,
@@ -48,9 +50,14 @@ from jax_ragrl.types import Tensor
 MAX_STEPS = 64
 # The fields of `SlotState` with one number per row that change with a token.
 ROW_VECTORS = ("rows", "done_B", "stop_state_B", "removed_B")
-# The logical axes of keys and values `[B, K, C, F]`, and of all arrays by their number of axes.
-CACHE_AXES = ("batch", "kv", None, None)
-AXES: dict[int, LogicalAxes] = {1: ("batch",), 2: ("batch", None), 4: CACHE_AXES}
+# The logical axes of arrays by their number of axes: keys and values are `[B, K, C, F]` in slots,
+# and `[D, M, K, PAGE, F]` in M pages per device. (With one axis `D M`, XLA would copy all pages.)
+AXES: dict[int, LogicalAxes] = {
+    1: ("batch",),
+    2: ("batch", None),
+    4: ("batch", "kv", None, None),
+    5: ("batch", None, "kv", None, None),
+}
 
 
 def decode_name(slots: int, capacity: int) -> str:
@@ -179,91 +186,93 @@ def _without_tokens(cache: KVCache, rows: SlotRows, max_new_tokens: int) -> Slot
 
 
 @in_order
-@functools.partial(jax.jit, static_argnames=("config", "rows", "capacity"))
-def empty_contexts(config: DecoderConfig, rows: int, capacity: int) -> KVCache:
-    """Returns room for `rows` kept contexts of up to `capacity` tokens, on all devices."""
-    return _fix_cache(init_cache(config, rows, capacity))
+@functools.partial(jax.jit, static_argnames=("config", "devices", "pages"))
+def empty_pages(config: DecoderConfig, devices: int, pages: int) -> KVCache:
+    """Returns room for kept contexts: a number of pages on each of some devices."""
+    page = init_cache(config, 1, PAGE)
+    pool = jax.tree.map(lambda x: jnp.zeros((devices, pages, *x.shape[1:]), x.dtype), page)
+    return _fix_layout(pool)
 
 
 @in_order
-@functools.partial(jax.jit, donate_argnames=("contexts",))
-def copy_contexts(contexts: KVCache, source_DN: Array, target_DN: Array) -> KVCache:
-    """Copies contexts; all are read before one is written. `contexts` is donated."""
-    return _fix_cache(_put(contexts, target_DN, _rows_at(contexts, source_DN)))
-
-
-@in_order
-@functools.partial(jax.jit, donate_argnames=("contexts",))
-def start_contexts(model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array) -> KVCache:
+@functools.partial(jax.jit, donate_argnames=("pages",))
+def start_contexts(model: SplitModel, pages: KVCache, write_DNT: Array, ids_BL: Array) -> KVCache:
     """Runs the first chunk of tokens of some contexts and stores their keys and values.
 
     Args:
       model: a split `Decoder`.
-      contexts: the kept contexts; donated.
-      at_DN: int32 numbers of the contexts to start.
+      pages: the kept contexts; donated.
+      write_DNT: int32 numbers of the pages of the chunk.
       ids_BL: int32 tokens of the chunk, B = D N. Padding on the right is stored too, at places that
         no query reads before another token is stored there.
     """
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1])[None], ids_BL.shape)
     # Plain causal attention, for which accelerators have kernels that store no scores.
     _, cache = model.merge()(ids_BL, positions_BL, None, return_cache=True)
-    missing = contexts.k[0].shape[2] - ids_BL.shape[1]
+    missing = write_DNT.shape[2] * PAGE - ids_BL.shape[1]
     cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0))), cache)
-    return _fix_cache(_put(contexts, at_DN, cache))
+    return _fix_layout(_put_pages(pages, write_DNT, cache))
 
 
 @in_order
-@functools.partial(jax.jit, donate_argnames=("contexts",))
+@functools.partial(jax.jit, donate_argnames=("pages",))
 def extend_contexts(
-    model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array, start_B: Array
+    model: SplitModel,
+    pages: KVCache,
+    read_DNT: Array,
+    write_DNT: Array,
+    ids_BL: Array,
+    start_B: Array,
 ) -> KVCache:
     """Runs a later chunk of tokens of some contexts and stores their keys and values.
 
     Args:
-      model, contexts, at_DN, ids_BL: as in `start_contexts`.
+      model, pages, ids_BL: as in `start_contexts`.
+      read_DNT: int32 numbers of the pages of each context before the chunk.
+      write_DNT: int32 numbers of the pages of the chunk, at their places in the context. A page
+        that had tokens before is written as a whole, perhaps to another number.
       start_B: int32 tokens that each context has before the chunk.
     """
-    decoder = model.merge()
-    # 1. The contexts so far; padding reads any row and stores nothing.
-    cache = _rows_at(contexts, at_DN)
+    # 1. The contexts so far; padding reads any page and stores nothing.
+    cache = _fix_layout(_contexts_at(pages, read_DNT))
     # 2. Each token sees its context and the chunk up to itself.
     positions_BL = start_B[:, None] + jnp.arange(ids_BL.shape[1])[None]
     mask_BLC, positions_BC = _visible(cache, positions_BL)
-    _, cache = decoder(ids_BL, positions_BL, mask_BLC, cache, start_B, positions_BC)
-    return _fix_cache(_put(contexts, at_DN, cache))
+    _, cache = model.merge()(ids_BL, positions_BL, mask_BLC, cache, start_B, positions_BC)
+    return _fix_layout(_put_pages(pages, write_DNT, cache))
 
 
 @in_order
 @functools.partial(jax.jit, donate_argnames=("state",))
 def load_slots(
-    state: SlotState, contexts: KVCache, source_DN: Array, target_DN: Array, rows: SlotRows
+    state: SlotState, pages: KVCache, read_DNT: Array, target_DN: Array, rows: SlotRows
 ) -> SlotState:
     """Puts new rows in some slots, each with a copy of a kept context.
 
     Args:
       state: the slots; donated.
-      contexts: the kept contexts.
-      source_DN: int32 numbers of the contexts.
+      pages: the kept contexts.
+      read_DNT: int32 numbers of the pages of each context.
       target_DN: int32 numbers of the slots.
       rows: the parameters of the new rows, `[D N]` each.
     """
     # Everything about the old row of a slot is replaced.
-    new = _without_tokens(_rows_at(contexts, source_DN), rows, state.ids_BT.shape[1])
+    new = _without_tokens(_contexts_at(pages, read_DNT), rows, state.ids_BT.shape[1])
     return _fix_layout(_put(state, target_DN, new))
 
 
 @in_order
-@functools.partial(jax.jit, donate_argnames=("contexts",))
-def store_slots(contexts: KVCache, cache: KVCache, source_DN: Array, target_DN: Array) -> KVCache:
+@functools.partial(jax.jit, donate_argnames=("pages",))
+def store_slots(pages: KVCache, cache: KVCache, source_DN: Array, write_DNT: Array) -> KVCache:
     """Keeps the contexts of some slots.
 
     Args:
-      contexts: the kept contexts; donated.
+      pages: the kept contexts; donated.
       cache: the keys and values of the slots.
       source_DN: int32 numbers of the slots.
-      target_DN: int32 numbers of the contexts.
+      write_DNT: int32 numbers of the pages to write, at their places in the contexts.
     """
-    return _fix_cache(_put(contexts, target_DN, _rows_at(cache, source_DN)))
+    return _fix_layout(_put_pages(pages, write_DNT, _rows_at(cache, source_DN)))
 
 
 @in_order
@@ -277,6 +286,13 @@ def resize_slots(state: SlotState, number_DN: Array) -> SlotState:
     slots = _rows_at(state, number_DN)
     is_empty_B = (number_DN >= count).reshape(-1)
     return _fix_layout(slots._replace(done_B=slots.done_B | is_empty_B))
+
+
+@in_order
+@functools.partial(jax.jit, static_argnames=("capacity",))
+def cut_contexts(cache: KVCache, capacity: int) -> KVCache:
+    """Returns the first `capacity` tokens of the contexts of all slots."""
+    return _fix_layout(jax.tree.map(lambda x: x[:, :, :capacity], cache))
 
 
 @in_order
@@ -484,10 +500,29 @@ def _put(tree: Any, number_DN: Array, rows: Any) -> Any:
     return jax.tree.map(put, tree, rows)
 
 
-def _fix_cache(cache: KVCache) -> KVCache:
-    return jax.tree.map(lambda x: constrain(x, CACHE_AXES), cache)
+def _contexts_at(pages: Any, number_DNT: Array) -> Any:
+    """Returns the contexts that some pages of each device make up, `[D N, K, T PAGE, F]`."""
+
+    def take(x: Array) -> Array:
+        read = jax.vmap(lambda shard, number_NT: shard.at[number_NT].get(mode="clip"))
+        rows_DNKTPF = jnp.moveaxis(read(x, number_DNT), 3, 2)
+        return rows_DNKTPF.reshape(-1, x.shape[2], number_DNT.shape[2] * PAGE, x.shape[4])
+
+    return jax.tree.map(take, pages)
 
 
-def _fix_layout(state: SlotState) -> SlotState:
+def _put_pages(pages: Any, number_DNT: Array, contexts: Any) -> Any:
+    """Writes pages of contexts `[D N, K, T PAGE, F]`; those with a number past the end drop."""
+
+    def put(x: Array, new: Array) -> Array:
+        split = new.astype(x.dtype).reshape(*number_DNT.shape[:2], x.shape[2], -1, *x.shape[3:])
+        parts_DNTKPF = jnp.moveaxis(split, 3, 2)
+        write = jax.vmap(lambda shard, at_NT, part: shard.at[at_NT].set(part, mode="drop"))
+        return write(x, number_DNT, parts_DNTKPF)
+
+    return jax.tree.map(put, pages, contexts)
+
+
+def _fix_layout(arrays: Any) -> Any:
     """Gives all arrays one sharding whichever program returns them, so each compiles only once."""
-    return jax.tree.map(lambda x: constrain(x, AXES[x.ndim]), state)
+    return jax.tree.map(lambda x: constrain(x, AXES[x.ndim]), arrays)

@@ -17,6 +17,7 @@ from jax_ragrl.sampling import engine as engine_module
 from jax_ragrl.sampling import slots
 from jax_ragrl.sampling.engine import SlotEngine
 from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes, sample_jobs
+from jax_ragrl.sampling.slot_programs import decode_shapes
 from jax_ragrl.sampling.weights import for_sampling
 from tests.sampling.test_batches import jobs_of
 from tests.tiny import split_policy, tokenizer
@@ -76,7 +77,7 @@ def test_contexts_grow_no_farther_than_the_longest_one():
     )
     own = engine(**shapes)
     assert_equal_rows(own.sample(jobs, 1), expected)
-    assert own.contexts.capacity == own.contexts.arrays.k[0].shape[2] == 192
+    assert own.contexts.capacity == 192
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,8 @@ def test_slots_of_several_devices_sample_the_tokens_of_one():
     own = engine(sharded, decode_rows=2)
     assert_equal_rows(own.sample(jobs, 2), expected)
     # Every device had work: eight slots, so fewer steps than one device needs at least.
-    assert own.contexts.arrays.k[0].sharding.shard_shape(own.contexts.arrays.k[0].shape)[0] == 2
+    pages = own.contexts.pages.k[0]
+    assert pages.sharding.shard_shape(pages.shape)[:2] == (1, 2 * 14)
     follow = [
         job._replace(ids=job.ids + rows[0].ids) for job, rows in zip(jobs, expected, strict=True)
     ]
@@ -128,11 +130,11 @@ def conversation(own: SlotEngine | JobSampler, turns: int) -> list[list[list[Row
 def test_a_conversation_computes_only_what_is_new():
     batches = JobSampler(split_policy(), tokenizer(), BATCHES)
     expected = conversation(batches, 4)
-    kept, evicted = engine(kept_contexts=16), engine(decode_rows=2, kept_contexts=2)
+    kept, evicted = engine(kept_contexts=16), engine(decode_rows=2, kept_contexts=1)
     for own in (kept, evicted):
         for rows, others in zip(conversation(own, 4), expected, strict=True):
             assert_equal_rows(rows, others)
-    # One chunk of 16 per conversation and turn; contexts that were overwritten cost more.
+    # One chunk of 16 per conversation and turn; contexts that were given up cost more.
     assert kept.counters.prefill_tokens == 3 * 4 * 16
     assert 3 * 4 * 16 < evicted.counters.prefill_tokens < batches.counters.prefill_tokens
 
@@ -163,6 +165,53 @@ def test_jobs_that_arrive_take_free_slots_while_others_run(monkeypatch: pytest.M
     assert sum(steps) <= 64
 
 
+BOUNDED = {"decode_rows": 8, "slot_tokens": 512}  # 8, 4 and 2 slots of 64, 128 and 256 tokens
+
+
+def jobs_of_all_lengths() -> list[SamplingJob]:
+    """Short, middle and long prompts in turn, with replies of 1 to 60 tokens."""
+    jobs = jobs_of([9, 3, 18, 60, 1, 25, 4, 4, 12, 8, 40, 5, 6, 2])
+    return [job._replace(ids=(job.ids * 15)[: (14, 50, 120)[i % 3]]) for i, job in enumerate(jobs)]
+
+
+def sizes_of_programs(own: SlotEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The slots and the tokens per context of each program that decodes, as it is called."""
+    sizes, name = [], engine_module.decode_name
+
+    def record(slots: int, capacity: int) -> str:
+        sizes.append((slots, capacity))
+        return name(slots, capacity)
+
+    monkeypatch.setattr(engine_module, "decode_name", record)
+    return sizes
+
+
+def test_slots_hold_no_more_tokens_than_they_may(monkeypatch: pytest.MonkeyPatch):
+    jobs, own = jobs_of_all_lengths(), engine(**BOUNDED)
+    expected = engine().sample(jobs, 2)
+    sizes = sizes_of_programs(own, monkeypatch)
+    assert_equal_rows(own.sample(jobs, 2), expected)
+    assert own.sample(jobs[:1], 1) and sizes[-1] == (2, 64)
+    assert {*sizes} >= {(2, 256), (4, 128), (8, 64)}, "the longest first, in the fewest slots"
+    assert {size for size in sizes if size[0] * size[1] > 512} == set()
+    listed = [(shape.slots, shape.capacity) for shape in decode_shapes(own.shapes, limit=1)]
+    assert {*sizes} <= {*listed}
+
+
+def test_long_prompts_that_arrive_wait_for_few_live_rows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_module, "STREAM_STEPS", 8)
+    jobs = [(job, 1) for job in jobs_of_all_lengths()]
+    short = [(job._replace(limit=4 + 8 * i), 1) for i, (job, _) in enumerate(jobs[::3])]
+    others = [job for i, job in enumerate(jobs) if i % 3][::-1]  # a long one first
+    own = engine(**BOUNDED)
+    sizes = sizes_of_programs(own, monkeypatch)
+    rows = streamed(own, [short, others[:1], [], others[1:]])
+    for n, (job, width) in enumerate([*short, *others]):
+        assert_equal_rows([rows[n]], engine().sample([job], width))
+    assert sizes[0] == (8, 64) and (2, 256) in sizes
+    assert max(slots * capacity for slots, capacity in sizes) <= 512
+
+
 def test_further_slots_are_empty():
     config = split_policy().merge().config
     state = slots.empty_slots(config, 4, 64, 16, is_strict=False)
@@ -172,11 +221,12 @@ def test_further_slots_are_empty():
     assert jax.device_get(resized.done_B).tolist() == [False, True, True, False, False, True]
 
 
-def test_slots_of_several_devices_take_jobs_that_arrive():
-    jobs = [(job, 1 + n % 2) for n, job in enumerate(jobs_of([9, 3, 18, 7, 1, 25, 4, 4, 12, 8, 2]))]
+@pytest.mark.parametrize("bounds", [{"decode_rows": 2}, {"decode_rows": 4, "slot_tokens": 256}])
+def test_slots_of_several_devices_take_jobs_that_arrive(bounds: dict[str, int]):
+    jobs = [(job, 1 + n % 2) for n, job in enumerate(jobs_of_all_lengths())]
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])
     decoder = init_sharded(split_policy().merge().config, mesh, nnx.Rngs(0))
-    own = engine(for_sampling({"policy": decoder})["policy"], decode_rows=2)
+    own = engine(for_sampling({"policy": decoder})["policy"], **bounds)
     alone = for_sampling({"policy": Decoder(decoder.config, rngs=nnx.Rngs(0))})["policy"]
     rows = streamed(own, [jobs[:2], jobs[2:3], jobs[3:9], [], jobs[9:]])
     for n, (job, width) in enumerate(jobs):

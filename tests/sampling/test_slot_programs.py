@@ -17,7 +17,7 @@ from jax_ragrl.runtime.compile_ahead import compile_programs
 from jax_ragrl.runtime.compile_cache import compiled_programs
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling import context_cache, engine, grouping
-from jax_ragrl.sampling.context_cache import first_capacity
+from jax_ragrl.sampling.context_cache import first_capacity, first_chunk_capacity
 from jax_ragrl.sampling.contexts import Reservation
 from jax_ragrl.sampling.engine import SlotEngine
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
@@ -108,7 +108,7 @@ def waves(shapes: Shapes, limit: int, capacity: int) -> Iterator[list[Reservatio
     """Contexts that are computed together: equal ones, and random ones."""
     rng = np.random.default_rng(0)
     fitting = [
-        Reservation(np.zeros(prompt - 1, np.int32), 0, 0, start)
+        Reservation(np.zeros(prompt - 1, np.int32), start, (), 0)
         for prompt in range(1, shapes.prompt_lengths[-1] + 1)
         for start in (0, 1, 7)
         if start < prompt and first_capacity(prompt, limit, shapes) <= capacity
@@ -116,7 +116,7 @@ def waves(shapes: Shapes, limit: int, capacity: int) -> Iterator[list[Reservatio
     for count in range(1, shapes.decode_rows + 1):
         choices = rng.integers(len(fitting), size=(100, count)).tolist()
         for part in [*([i] * count for i in range(len(fitting))), *choices]:
-            yield [fitting[i]._replace(target=number) for number, i in enumerate(part)]
+            yield [fitting[i] for i in part]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -126,14 +126,14 @@ def test_the_listed_chunks_are_those_that_prompts_are_divided_into(
     shapes, limit, platform, monkeypatch
 ):
     monkeypatch.setattr(grouping, "target_platform", lambda: platform)
-    listed = chunk_shapes(shapes, limit)
-    for capacity in {chunk.capacity for chunk in listed}:
-        expected = {
-            ChunkShape(capacity, length, count, parts[0][0][1] == 0)
-            for wave in waves(shapes, limit, capacity)
-            for parts, count, length in context_cache._chunks([wave], shapes)
-        }
-        assert {chunk for chunk in listed if chunk.capacity == capacity} == expected
+    expected = {
+        ChunkShape(first_chunk_capacity(length) if is_first else capacity, length, count, is_first)
+        for capacity in {shape.capacity for shape in decode_shapes(shapes, limit)}
+        for wave in waves(shapes, limit, capacity)
+        for parts, count, length in context_cache._chunks([wave], shapes)
+        for is_first in [parts[0][0][1] == 0]
+    }
+    assert {*chunk_shapes(shapes, limit)} == expected
 
 
 def test_an_accelerator_compiles_no_sizes_that_are_hardly_faster(monkeypatch):
@@ -146,7 +146,7 @@ def test_an_accelerator_compiles_no_sizes_that_are_hardly_faster(monkeypatch):
         sizes[platform] = (
             min(slots for _, slots in decoding),
             min(chunk.length * chunk.contexts for chunk in chunks),
-            min(chunk.capacity for chunk in chunks),
+            min(chunk.capacity for chunk in chunks if not chunk.is_first),
         )
     assert sizes == {"cpu": (1, 16, 64), "gpu": (64, 64, 256)}
 
