@@ -26,7 +26,7 @@ from jax_ragrl.sampling.context_cache import capacity_for, chunk_lengths, kept_p
 from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.decode import Grammar
 from jax_ragrl.sampling.jobs import Shapes
-from jax_ragrl.sampling.slot_programs import DecodeShape, chunk_shapes, decode_shapes
+from jax_ragrl.sampling.slot_programs import ChunkShape, DecodeShape, chunk_shapes, decode_shapes
 from jax_ragrl.sampling.slots import (
     DecodeLimits,
     decode_slots,
@@ -54,28 +54,29 @@ def count_slots(
     devices = data_parallel_size(mesh)
     # Every device has its slots and contexts.
     capacity, slots = _largest_slots(shapes)
-    rows, longest = slots * devices, capacity_for(shapes.longest, shapes)
+    rows = slots * devices
     # A prefill runs one chunk of the largest size.
-    length = chunk_lengths(shapes)[-1]
+    longest, length = capacity_for(shapes.longest, shapes), chunk_lengths(shapes)[-1]
+    chunk = ChunkShape(longest, length, contexts=1, is_first=False)
     with jax.set_mesh(mesh):
         pages = _on_devices(empty_pages.lower(config, devices, kept_pages(shapes)))
-        state = _on_devices(
-            empty_slots.lower(config, rows, capacity, shapes.max_new_tokens, is_strict=False)
-        )
-        prefill = _compile_prefill(model, pages, length, longest, mesh)
+        new = shapes.max_new_tokens
+        state = _on_devices(empty_slots.lower(config, rows, capacity, new, is_strict=False))
+        prefill = _compile_prefill(model, pages, chunk, mesh)
+        widest = _compile_prefill(model, pages, _widest_chunk(shapes, chunk), mesh)
         decode = _compile_decode(model, state, mesh, nucleus)
-    step, facts = loop_traffic(decode.text), (prefill.facts, decode.facts)
+    step, programs = loop_traffic(decode.text), (prefill, widest, decode)
     assert step is not None, "a decode has a loop over tokens"
     share = devices / mesh.size  # a tensor axis splits the operations of its rows
-    row_flops = layers_flops(config, capacity) + head_flops(config)
     chunk_flops = length * layers_flops(config, longest)
+    row_flops = layers_flops(config, capacity) + head_flops(config)
     return {
         "prompts": [rows, capacity],
         "width": 1,
         "prefill_tokens": devices * length,
-        "temporary_bytes": bytes_of(state) + max(f["temporary_bytes"] for f in facts),
+        "temporary_bytes": bytes_of(state) + max(p.facts["temporary_bytes"] for p in programs),
         "begun_bytes": bytes_of(pages),
-        "compile_s": round(sum(f["compile_s"] for f in facts), 1),
+        "compile_s": round(prefill.facts["compile_s"] + decode.facts["compile_s"], 1),
         "prefill": prefill.traffic().facts() | {"flops": share * chunk_flops},
         "decode_step": step.facts() | {"flops": share * slots * row_flops},
     }
@@ -87,15 +88,19 @@ def _largest_slots(shapes: Shapes) -> DecodeShape:
     return max(sizes, key=lambda size: (size.capacity * size.slots, size.slots))
 
 
-def _compile_prefill(
-    model: SplitModel, pages: Any, length: int, capacity: int, mesh: Mesh
-) -> Program:
-    """Compiles the prefill of a chunk of a `length` per device."""
+def _widest_chunk(shapes: Shapes, default: ChunkShape) -> ChunkShape:
+    """Returns the chunk that reads the most tokens of contexts; `default` if all are first ones."""
+    later = [chunk for chunk in chunk_shapes(shapes, limit=1) if not chunk.is_first]
+    return max(later, key=lambda chunk: (chunk.contexts * chunk.capacity, chunk), default=default)
+
+
+def _compile_prefill(model: SplitModel, pages: Any, chunk: ChunkShape, mesh: Mesh) -> Program:
+    """Compiles the prefill of a later chunk."""
     devices = data_parallel_size(mesh)
-    table = (devices, 1, capacity // PAGE)
-    shapes = (table, table, (devices, length), (devices,))
-    chunk = [batch_array(shape, jnp.int32, mesh) for shape in shapes]
-    return compile_program(extend_contexts.lower(model, pages, *chunk), mesh)
+    rows, table = devices * chunk.contexts, (devices, chunk.contexts, chunk.capacity // PAGE)
+    shapes = (table, table, (rows, chunk.length), (rows,))
+    arguments = [batch_array(shape, jnp.int32, mesh) for shape in shapes]
+    return compile_program(extend_contexts.lower(model, pages, *arguments), mesh)
 
 
 def _compile_decode(model: SplitModel, state: Any, mesh: Mesh, nucleus: bool) -> Program:

@@ -185,13 +185,17 @@ def chunk_lengths(shapes: Shapes) -> list[int]:
     return [shortest, *(n for n in CHUNKS if shortest < n <= most)]
 
 
-def chunk_counts(length: int, shapes: Shapes) -> list[int]:
-    """Returns the numbers of contexts that programs for chunks of a length take, ascending."""
-    # No more prompts start together than there are slots. A program for more contexts is the
-    # cheapest one for that many prompts, if it is for any number of them.
-    largest = _chunk_count(shapes.decode_rows, length, shapes)
-    sizes = _chunk_sizes(length, shapes)
-    return [n for n in sizes if n <= shapes.decode_rows or n == largest]
+def chunk_counts(length: int, slots: int, shapes: Shapes) -> list[int]:
+    """Returns the numbers of contexts that programs for chunks of a length take, ascending.
+
+    Args:
+      length: tokens of a chunk.
+      slots: the most slots per device. No more prompts start together.
+      shapes: the static shapes of sampling.
+    """
+    # A program for more contexts is the cheapest one for that many prompts, if for any number.
+    largest = _chunk_count(slots, length, shapes)
+    return [n for n in _chunk_sizes(length, shapes) if n <= slots or n == largest]
 
 
 def _chunks(

@@ -114,6 +114,7 @@ class KeptContexts:
         # 1. Give up no page that the context reads.
         for node in path:
             node.pins += 1
+        self._use(path)
         new = self._take(page_count(len(ids)) - len(shared))
         if new is None:
             for node in path:
@@ -123,7 +124,6 @@ class KeptContexts:
         self._reserved += path
         if start < len(ids) and start % PAGE and not is_copied:
             path[-1].is_extended = True
-        self._use(path)
         return Reservation(ids, start, (*shared, *new), old[-1] if old else -1)
 
     def commit(self, reservations: Sequence[Reservation]) -> None:
@@ -167,27 +167,24 @@ class KeptContexts:
             ids = reservation.ids[i * PAGE : (i + 1) * PAGE]
             node = self._nodes.get(number)
             if node is None:
-                node = self._put(_Node(number, parent, ids))
+                node = self._put(number, parent, ids)
             elif len(ids) > len(node.ids):
                 del parent.children[node.ids.tobytes()]
-                node.ids = ids
-                node = self._put(node)
+                node.ids, parent.children[ids.tobytes()] = ids, node
             path.append(node)
             parent = node
         self._use(path)
 
-    def _put(self, node: _Node) -> _Node:
-        """Adds a page after its parent; returns another one if that has equal tokens."""
-        assert node.parent is not None, "the root is never added"
-        equal = node.parent.children.setdefault(node.ids.tobytes(), node)
-        if equal is node:
-            self._nodes[node.number] = node
-        else:
+    def _put(self, number: int, parent: _Node, ids: np.ndarray) -> _Node:
+        """Adds a page; returns another one if that has the same tokens after the same ones."""
+        equal = parent.children.get(ids.tobytes())
+        if equal is not None:
             # Two contexts of one wave have a page in common, and each has computed it.
-            self._nodes.pop(node.number, None)
-            self._uses.pop(node, None)
-            self._free.append(node.number)
-        return equal
+            self._free.append(number)
+            return equal
+        node = _Node(number, parent, ids)
+        parent.children[ids.tobytes()] = self._nodes[number] = node
+        return node
 
     def _use(self, path: Sequence[_Node]) -> None:
         for node in reversed(path):

@@ -253,7 +253,9 @@ class _SlotRun:
         capacity, count = self._sizes()
         # What becomes smaller is first, because it needs the least memory.
         if capacity < self.contexts.capacity:
-            self.state = self.state._replace(cache=cut_contexts(self.state.cache, capacity))
+            with mesh_context(self.mesh):
+                cache = cut_contexts(self.state.cache, capacity)
+            self.state = self.state._replace(cache=cache)
         most = slot_counts(self.shapes, capacity)[-1]
         # A smaller step than half would not repay the copy.
         is_wasteful = not self._is_waiting and count <= self._slots // 2

@@ -96,17 +96,11 @@ def chunk_shapes(shapes: Shapes, limit: int) -> list[ChunkShape]:
             prompt = _shortest_prompt(length, is_first, shapes)
             # The longest prompt may be too short for two chunks.
             if prompt <= shapes.prompt_lengths[-1]:
-                capacities = (
-                    [first_chunk_capacity(length)]
-                    if is_first
-                    else _capacities(first_capacity(prompt, limit, shapes), shapes)
-                )
-                chunks += [
-                    ChunkShape(capacity, length, count, is_first)
-                    for capacity in capacities
-                    for count in chunk_counts(length, shapes)
-                ]
-    return sorted(chunks, reverse=True)
+                for capacity in _capacities(first_capacity(prompt, limit, shapes), shapes):
+                    pages = first_chunk_capacity(length) if is_first else capacity
+                    counts = chunk_counts(length, slot_counts(shapes, capacity)[-1], shapes)
+                    chunks += [ChunkShape(pages, length, count, is_first) for count in counts]
+    return sorted({*chunks}, reverse=True)  # contexts of all sizes have the same first chunks
 
 
 def _capacities(smallest: int, shapes: Shapes) -> list[int]:

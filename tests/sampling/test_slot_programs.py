@@ -101,6 +101,7 @@ CHUNKED = [
     SHAPES,
     Shapes((100, 200), max_new_tokens=150, max_prompt_tokens=1024, decode_rows=3),
     Shapes((10,), max_new_tokens=8, max_prompt_tokens=8, decode_rows=5),
+    Shapes((100, 200), max_new_tokens=150, decode_rows=16, slot_tokens=1024),
 ]
 
 
@@ -113,7 +114,7 @@ def waves(shapes: Shapes, limit: int, capacity: int) -> Iterator[list[Reservatio
         for start in (0, 1, 7)
         if start < prompt and first_capacity(prompt, limit, shapes) <= capacity
     ]
-    for count in range(1, shapes.decode_rows + 1):
+    for count in range(1, engine.slot_counts(shapes, capacity)[-1] + 1):
         choices = rng.integers(len(fitting), size=(100, count)).tolist()
         for part in [*([i] * count for i in range(len(fitting))), *choices]:
             yield [fitting[i] for i in part]
