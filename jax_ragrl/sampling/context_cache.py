@@ -145,7 +145,8 @@ class ContextCache:
 
 def kept_pages(shapes: Shapes) -> int:
     """Returns the pages per device that keep contexts."""
-    return shapes.contexts * page_count(shapes.longest)
+    # The longest context may need a page more, of which it copies the first tokens.
+    return shapes.contexts * page_count(shapes.longest) + 1
 
 
 def first_chunk_capacity(length: int) -> int:

@@ -365,7 +365,7 @@ def test_slots_are_counted_with_their_contexts():
         * 64
         * np.dtype(SMALL.dtype).itemsize
     )
-    assert slots["begun_bytes"] == 6 * row * 3 // 4  # three pages of 16 tokens each
+    assert slots["begun_bytes"] == (6 * 3 + 1) * row // 4  # three pages of 16 tokens each
     assert 4 * row < slots["temporary_bytes"] < 100 * row
     assert slots["decode_step"]["flops"] == 4 * (layers_flops(SMALL, 64) + head_flops(SMALL))
     assert batches.keys() == slots.keys()

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from jax_ragrl.sampling.context_cache import kept_pages
 from jax_ragrl.sampling.contexts import PAGE, KeptContexts, Reservation, common_length
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
 from jax_ragrl.sampling.row_queue import RowQueue, by_grammar, waiting
@@ -80,6 +81,13 @@ def test_reserved_pages_are_not_given_away():
     assert contexts.reserve(ids("d")) is not None
 
 
+def test_a_copy_needs_a_page_more_than_the_longest_context():
+    fork = ids("a" * 35 + "b" * 13)  # three pages, after a context of three
+    assert kept("a" * 40, pages=3).reserve(fork) is None
+    assert reserve(kept("a" * 40, pages=4), fork).start == 35
+    assert kept_pages(Shapes((40,), max_new_tokens=8, decode_rows=1)) == 4
+
+
 def test_a_page_that_two_contexts_computed_is_kept_once():
     contexts = KeptContexts(3)
     pair = [reserve(contexts, "equal") for _ in range(2)]
@@ -111,7 +119,7 @@ class Device:
 @pytest.mark.parametrize("seed", range(20))
 def test_contexts_have_their_own_tokens(seed: int):
     """Random conversations of few letters, in waves whose chunks take turns."""
-    rng, contexts, device = np.random.default_rng(seed), KeptContexts(24), Device(24)
+    rng, contexts, device = np.random.default_rng(seed), KeptContexts(20), Device(20)
     known = [np.zeros(0, np.int32)]
     for _ in range(60):
         wave: list[Reservation] = []
@@ -120,6 +128,7 @@ def test_contexts_have_their_own_tokens(seed: int):
             past = old[: rng.integers(len(old) + 1)] if rng.random() < 0.5 else old
             prompt = np.concatenate([past, rng.integers(3, size=rng.integers(1, 40))])[:300]
             reservation = contexts.reserve(prompt.astype(np.int32))
+            assert wave or reservation, "19 pages hold the longest one"
             if reservation is not None:
                 wave.append(reservation)
                 known.append(reservation.ids)

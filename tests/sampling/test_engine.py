@@ -108,7 +108,7 @@ def test_slots_of_several_devices_sample_the_tokens_of_one():
     assert_equal_rows(own.sample(jobs, 2), expected)
     # Every device had work: eight slots, so fewer steps than one device needs at least.
     pages = own.contexts.pages.k[0]
-    assert pages.sharding.shard_shape(pages.shape)[:2] == (1, 2 * 14)
+    assert pages.sharding.shard_shape(pages.shape)[:2] == (1, 2 * 14 + 1)
     follow = [
         job._replace(ids=job.ids + rows[0].ids) for job, rows in zip(jobs, expected, strict=True)
     ]
