@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -16,7 +17,7 @@ from jax_ragrl.plan.slots import count_slot_programs
 from jax_ragrl.runtime.compile_ahead import compile_programs
 from jax_ragrl.runtime.compile_cache import compiled_programs
 from jax_ragrl.runtime.sharding import make_mesh
-from jax_ragrl.sampling import context_cache, engine, grouping
+from jax_ragrl.sampling import context_cache, engine, grouping, slots
 from jax_ragrl.sampling.context_cache import first_capacity, first_chunk_capacity
 from jax_ragrl.sampling.contexts import Reservation
 from jax_ragrl.sampling.engine import SlotEngine
@@ -94,6 +95,25 @@ def test_slots_compile_none_of_the_listed_programs(devices, options, strict, mon
     assert "Finished XLA compilation of jit(load_slots)" in caplog.text, "a small program"
     names = ("decode_slots", "start_contexts", "extend_contexts")
     assert not [n for n in names if f"Finished XLA compilation of jit({n})" in caplog.text]
+
+
+def test_no_program_copies_the_pages():
+    """They are as large as memory allows, and a program writes a few of them in place."""
+    shapes = dataclasses.replace(SHAPES, kept_contexts=3000)
+    model, config = split_policy(), split_policy().merge().config
+    pages = slots.empty_pages.eval_shape(config, 1, context_cache.kept_pages(shapes))
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pages))
+    cache = slots.init_cache(config, 4, 64)
+    numbers, table = np.zeros((1, 4), np.int32), np.zeros((1, 4, 4), np.int32)
+    programs = [slots.store_slots.lower(pages, cache, numbers, table)]
+    jobs = [SamplingJob((), 0, 1.0, 1.0, 8)]
+    for program in slot_programs(model, tokenizer(), jobs, shapes):
+        if program.name.startswith("prefill"):
+            programs.append(program.function.lower(*program.args))
+    assert len(programs) > 4
+    for program in programs:
+        memory = program.compile().memory_analysis()
+        assert memory.temp_size_in_bytes < size / 8 and memory.alias_size_in_bytes >= size
 
 
 # One size of chunks; padding up to four contexts in place of three; prompts of less than a chunk.
