@@ -124,8 +124,7 @@ def slot_programs(
 ) -> list[Program]:
     """Returns the programs that sample jobs in slots, those that take longest first.
 
-    Not listed are the small programs that copy, load, store and keep contexts and slots, and those
-    that make them larger.
+    Not listed are the small programs that load, store and resize slots.
 
     Args:
       model, tokenizer, shapes: as in `SlotEngine`.
