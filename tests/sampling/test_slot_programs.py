@@ -98,7 +98,7 @@ def test_slots_compile_none_of_the_listed_programs(devices, options, strict, mon
 
 
 def test_no_program_copies_the_pages():
-    """They are as large as memory allows, and a program writes a few of them in place."""
+    """A program writes a few pages in place, because all of them may take most of the memory."""
     shapes = dataclasses.replace(SHAPES, kept_contexts=3000)
     model, config = split_policy(), split_policy().merge().config
     pages = slots.empty_pages.eval_shape(config, 1, context_cache.kept_pages(shapes))
