@@ -198,7 +198,7 @@ class KeptContexts:
 
 
 def _must_copy(node: _Node, ids: np.ndarray, start: int) -> bool:
-    """Returns whether a context of which a page has the last known tokens needs a copy of them.
+    """Returns whether a context must copy the page that has its last known tokens.
 
     Args:
       node: the page.

@@ -80,8 +80,8 @@ class RowQueue:
           capacity: the present size of contexts. Rows wait behind a prompt that needs a larger one.
 
         Returns:
-          A reservation per prompt, with the rows that get a slot now. A prompt that can share much
-          of another one of the wave is left for the next wave, as is one without room.
+          A reservation per prompt, with the rows that get a slot now. A prompt waits for the next
+          wave if it can share much of another one of this wave, or if no pages are free.
         """
         free, wave = len(self.free_slots()), list[tuple[Reservation, list[RowTask]]]()
         for prompt in self.waiting:
