@@ -23,7 +23,6 @@ from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.traffic import loop_traffic
 from jax_ragrl.runtime.sharding import data_parallel_size
 from jax_ragrl.sampling.context_cache import capacity_for, chunk_lengths, kept_pages
-from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.decode import Grammar
 from jax_ragrl.sampling.jobs import Shapes
 from jax_ragrl.sampling.slot_programs import ChunkShape, DecodeShape, chunk_shapes, decode_shapes
@@ -96,11 +95,9 @@ def _widest_chunk(shapes: Shapes, default: ChunkShape) -> ChunkShape:
 
 def _compile_prefill(model: SplitModel, pages: Any, chunk: ChunkShape, mesh: Mesh) -> Program:
     """Compiles the prefill of a later chunk."""
-    devices = data_parallel_size(mesh)
-    rows, table = devices * chunk.contexts, (devices, chunk.contexts, chunk.capacity // PAGE)
-    shapes = (table, table, (rows, chunk.length), (rows,))
-    arguments = [batch_array(shape, jnp.int32, mesh) for shape in shapes]
-    return compile_program(extend_contexts.lower(model, pages, *arguments), mesh)
+    shapes = chunk.argument_shapes(data_parallel_size(mesh))
+    table, ids, start = (batch_array(shape, jnp.int32, mesh) for shape in shapes)
+    return compile_program(extend_contexts.lower(model, pages, table, table, ids, start), mesh)
 
 
 def _compile_decode(model: SplitModel, state: Any, mesh: Mesh, nucleus: bool) -> Program:

@@ -39,12 +39,7 @@ from jax_ragrl.runtime.sharding import (
     to_host,
 )
 from jax_ragrl.sampling.batches import grow_slots
-from jax_ragrl.sampling.context_cache import (
-    ContextCache,
-    capacity_for,
-    copy_count,
-    first_capacity,
-)
+from jax_ragrl.sampling.context_cache import ContextCache, capacity_for, copy_count
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Grammar, check_stride
 from jax_ragrl.sampling.grouping import decode_floor, fewest_rows, first_state, make_grammar
@@ -231,13 +226,12 @@ class _SlotRun:
 
     def _capacity_needed(self) -> int:
         """Returns the size of contexts for all live and waiting rows."""
-        shapes = self.shapes
-        capacities = [prompt.capacity for queue in self.queues for prompt in queue.waiting]
-        tasks = [task for queue in self.queues for task in queue.slots if task is not None]
-        capacities += [first_capacity(len(t.job.ids), t.job.limit, shapes) for t in tasks]
-        if not shapes.slot_tokens:
+        rows = [row for queue in self.queues for row in (*queue.waiting, *queue.slots)]
+        capacities = [row.capacity for row in rows if row is not None]
+        if not self.shapes.slot_tokens:
             # Contexts grow with long actions, and then keep their size, which has its programs.
-            capacities += [self.contexts.capacity, capacity_for(self._longest_live(), shapes)]
+            longest = capacity_for(self._longest_live(), self.shapes)
+            capacities += [self.contexts.capacity, longest]
         return max(capacities)
 
     def _longest_live(self) -> int:

@@ -22,11 +22,13 @@ class RowTask(NamedTuple):
       job: any of the jobs that get the row.
       sibling: its number among the siblings of a job.
       draw: the numbers of the jobs that get the row.
+      capacity: the size of its context at first.
     """
 
     job: SamplingJob
     sibling: int
     draw: Draw
+    capacity: int
 
 
 @dataclasses.dataclass
@@ -36,12 +38,15 @@ class WaitingPrompt:
     Fields:
       ids: int32 tokens.
       tasks: the rows.
-      capacity: the size of the context of a row at first.
     """
 
     ids: np.ndarray
     tasks: deque[RowTask]
-    capacity: int
+
+    @property
+    def capacity(self) -> int:
+        """The size of the context of each row at first."""
+        return self.tasks[0].capacity
 
 
 class RowQueue:
@@ -168,7 +173,7 @@ def waiting(
     prompts = []
     for draws in draws_by_prompt(jobs, numbers):
         job = jobs[draws[0][0]]
-        rows = deque(RowTask(jobs[draw[0]], k, draw) for draw in draws for k in range(width))
-        ids = np.array(job.ids, np.int32)
-        prompts.append(WaitingPrompt(ids, rows, first_capacity(len(ids), job.limit, shapes)))
+        size = first_capacity(len(job.ids), job.limit, shapes)
+        rows = [RowTask(jobs[draw[0]], k, draw, size) for draw in draws for k in range(width)]
+        prompts.append(WaitingPrompt(np.array(job.ids, np.int32), deque(rows)))
     return prompts

@@ -76,6 +76,11 @@ class ChunkShape(NamedTuple):
     contexts: int
     is_first: bool
 
+    def argument_shapes(self, devices: int) -> list[tuple[int, ...]]:
+        """Returns the shapes of a table of pages, of the tokens and of their starts."""
+        table, rows = (devices, self.contexts, self.capacity // PAGE), devices * self.contexts
+        return [table, (rows, self.length), (rows,)]
+
 
 def decode_shapes(shapes: Shapes, limit: int) -> list[DecodeShape]:
     """Returns the shapes of programs that decode, descending.
@@ -168,13 +173,8 @@ def _prefill_program(model: SplitModel, shapes: Shapes, chunk: ChunkShape) -> Pr
     mesh = mesh_of(model.params)
     devices = data_parallel_size(mesh)
     pages = empty_pages.eval_shape(model.merge().config, devices, kept_pages(shapes))
-    rows = devices * chunk.contexts
-    sizes = (
-        (devices, chunk.contexts, chunk.capacity // PAGE),
-        (rows, chunk.length),
-        (rows,),
-    )
-    table, ids, start = shard_batch([np.zeros(n, np.int32) for n in sizes], mesh)
+    arrays = [np.zeros(n, np.int32) for n in chunk.argument_shapes(devices)]
+    table, ids, start = shard_batch(arrays, mesh)
     args = (model, _on_devices(pages, model), table)
     name = prefill_name(chunk.contexts, chunk.length, chunk.capacity)
     if chunk.is_first:
