@@ -20,7 +20,6 @@ from jax_ragrl.run.indicators import (
     is_beyond,
     number_of,
 )
-from jax_ragrl.run.metric_names import with_current_names
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.training.log import METRICS
 
@@ -107,12 +106,12 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
 
 
 def rows_of(run: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the metrics of a run under their current names.
+    """Returns the metrics of a run.
 
     Raises:
       UserError: there are none.
     """
-    rows = [with_current_names(row) for row in read_rows(run / METRICS)]
+    rows = list(read_rows(run / METRICS))
     if not rows:
         raise UserError(f"{run / METRICS} has no metrics: give the folder of a run")
     return rows

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from jax_ragrl.config.schema import is_http, kinds_of, local
 from jax_ragrl.errors import UserError
 
-HASHED_WORDS, FORMER_HASHED_WORDS = "hashed", "lexical"  # the encoder of hashed words
+HASHED_WORDS = "hashed"  # the encoder of hashed words
 # A `Literal`, so that `schema.convert` refuses other dtypes when the config is read.
 Dtype = Literal["float32", "bfloat16"]
 VectorDtype = Literal["float32", "bfloat16", "int8"]
@@ -44,8 +44,6 @@ class VectorIndex:
     recall: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.encoder == FORMER_HASHED_WORDS:
-            object.__setattr__(self, "encoder", HASHED_WORDS)
         # Checked here, because the encoding of a corpus may take hours before the folder is used.
         if self.folder:
             local(self.folder)
@@ -369,44 +367,22 @@ def drop_unread(config: dict[str, Any], overridden: Collection[str]) -> None:
       overridden: the dotted keys that the command line sets; these are never removed, so that
         one which the kind does not read is reported.
     """
-    for name, section in _sections(config):
-        if f"{name}.kind" in overridden:
+    for name in SECTIONS:
+        section = config.get(name)
+        if f"{name}.kind" in overridden and isinstance(section, dict):
             for key in _unread(name, section):
                 # With dots at the end, `llm.model` does not match `llm.model_name`.
                 if not any(f"{path}.".startswith(f"{name}.{key}.") for path in overridden):
                     del section[key]
 
 
-def drop_defaults(config: dict[str, Any]) -> None:
-    """Removes keys of another kind that are unset or at their default.
-
-    One dataclass held the keys of all kinds before, so that older configs may name such keys.
-    """
-    for name, section in _sections(config):
-        # Any other value was set on purpose: `schema.build` reports it.
-        unread = _unread(name, section)
-        for key in [key for key in unread if section[key] in (None, "", unread[key])]:
-            del section[key]
-
-
-def _sections(config: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    sections = [(name, config.get(name)) for name in SECTIONS]
-    return [(name, section) for name, section in sections if isinstance(section, dict)]
-
-
-def _unread(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a section that its kind does not read but another does, and their defaults."""
+def _unread(name: str, section: Mapping[str, Any]) -> set[str]:
+    """The keys of a section that its kind does not read but another does."""
     kinds = kinds_of(SECTIONS[name])
     own = kinds.get(section.get("kind", next(iter(kinds))))
     # An unknown kind is reported by `schema.build`, with the valid ones.
     if own is None:
-        return {}
+        return set()
     read = {field.name for field in dataclasses.fields(own)}
-    others = [field for kind in kinds.values() for field in dataclasses.fields(kind)]
-    return {f.name: _default(f) for f in others if f.name in section.keys() - read}
-
-
-def _default(field: Any) -> Any:
-    factory = field.default_factory
-    # A dataclass stores the default of a mutable field as a factory.
-    return field.default if factory is dataclasses.MISSING else factory()
+    others = {field.name for kind in kinds.values() for field in dataclasses.fields(kind)}
+    return others & section.keys() - read

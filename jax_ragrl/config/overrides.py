@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jax_ragrl.config.aliases import aliases_of, current_config, current_key, warn_of
-from jax_ragrl.config.kinds import drop_defaults, drop_unread
+from jax_ragrl.config.kinds import drop_unread
 from jax_ragrl.config.shipped_configs import config_path, nearest_config
 from jax_ragrl.errors import UserError
 
@@ -23,15 +22,14 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     """Reads a config file and applies overrides.
 
     An override may also set a key that the file leaves at its default. Whether such a key exists is
-    checked when dataclasses are built from the values, as it is for the keys of the file. Former
-    names of keys work, with a warning.
+    checked when dataclasses are built from the values, as it is for the keys of the file.
 
     Args:
       default: the file if `arguments` name none.
       arguments: `--config=FILE[:ARGUMENT]` and `--config.a.b=VALUE`.
 
     Returns:
-      The nested values of the config, under the current names of their keys.
+      The nested values of the config.
     """
     # 1. Read the file alone, to know which keys it has.
     overrides = [a for a in arguments if a.startswith(PREFIX)]
@@ -40,10 +38,9 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     # 2. Read it again with the overrides of these keys.
     # Keys of the file get their type from its value; the others are parsed as literals.
     # As with any flag, the last one of a key counts: absl would join the items of repeated lists.
-    renamed = (_as_in_file(file_values, a) for a in overrides)
-    changes = [*{".".join(_keys(text)): text for text in renamed}.values()]
+    changes = [*{".".join(_keys(text)): text for text in overrides}.values()]
     existing = [a for a in changes if _holds(file_values, _keys(a))]
-    config = current_config(_read_config(default, [*files, *existing]).to_dict(), warn=True)
+    config = _read_config(default, [*files, *existing]).to_dict()
     # 3. Add the overrides of keys that the file leaves at their default.
     _apply(config, overrides, [a for a in changes if a not in existing])
     return config
@@ -53,33 +50,18 @@ def override(config: dict[str, Any], overrides: Sequence[str]) -> None:
     """Sets keys of a config in place, whether they exist or not.
 
     Args:
-      config: the nested values, under the current names of their keys.
-      overrides: `--config.a.b=VALUE`, under current or former names.
+      config: the nested values.
+      overrides: `--config.a.b=VALUE`.
     """
     _apply(config, overrides, overrides)
 
 
 def _apply(config: dict[str, Any], overrides: Sequence[str], missing: Sequence[str]) -> None:
     """Sets the `missing` overrides, and drops keys of a kind that `overrides` have replaced."""
-    aliases = aliases_of(config)
-    keys = {key: current_key(key, aliases) for key in (".".join(_keys(a)) for a in overrides)}
-    if renamed := {old: new for old, new in keys.items() if old != new}:
-        warn_of(renamed)
     for text in missing:
-        key = current_key(".".join(_keys(text)), aliases)
-        _add(config, key.split("."), _literal(text.partition("=")[2]))
+        _add(config, _keys(text), _literal(text.partition("=")[2]))
     # Only after all overrides, because they may select another kind.
-    drop_unread(config, keys.values())
-    drop_defaults(config)
-
-
-def _as_in_file(values: Mapping[str, Any], text: str) -> str:
-    """An override under the name, current or former, that the file gives its key."""
-    key, aliases = ".".join(_keys(text)), aliases_of(values)
-    current = current_key(key, aliases)
-    names = [key, current, *(old for old, new in aliases.items() if new == current)]
-    name = next((name for name in names if _holds(values, name.split("."))), key)
-    return f"{PREFIX}{name}={text.partition('=')[2]}"
+    drop_unread(config, [".".join(_keys(text)) for text in overrides])
 
 
 def _read_config(

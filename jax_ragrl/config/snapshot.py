@@ -7,8 +7,6 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jax_ragrl.config.aliases import ADDED, current_config
-from jax_ragrl.config.kinds import drop_defaults
 from jax_ragrl.errors import UserError, redacted
 from jax_ragrl.json_text import read_object
 
@@ -73,11 +71,7 @@ def check_saved_config(
       place: the option that names another folder, for the error message.
     """
     # The new config makes the same trip through JSON as the file, which turns tuples into lists.
-    before, now = _flat(load_saved_config(file)), _flat(_current(json.loads(_text(values))))
-    # An older file may lack keys that the new one names.
-    for flat in (before, now):
-        for key, value in ADDED.items():
-            flat.setdefault(f"config.{key}", json.dumps(value))
+    before, now = _flat(load_saved_config(file)), _flat(json.loads(_text(values)))
     # The symmetric difference contains keys that only one of the configs has, too.
     differences = sorted(key for key, _ in before.items() ^ now.items() if key not in free)
     if differences:
@@ -88,7 +82,7 @@ def check_saved_config(
 
 
 def load_saved_config(file: pathlib.Path) -> dict[str, Any]:
-    """Reads the config that `save_config` wrote; former keys get their current names.
+    """Reads the config that `save_config` wrote.
 
     Raises:
       UserError: the file does not exist.
@@ -96,14 +90,7 @@ def load_saved_config(file: pathlib.Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{file} does not exist: give the --workdir of a run of 'ragrl train'")
     remedy = "copy it again, or delete it: 'ragrl train' with the config of the run writes it again"
-    return _current(read_object(file, remedy))
-
-
-def _current(values: Mapping[str, Any]) -> dict[str, Any]:
-    # A config saved by an older version is compared under the current names of its keys.
-    config = current_config(values)
-    drop_defaults(config)
-    return config
+    return read_object(file, remedy)
 
 
 def _text(values: Mapping[str, Any]) -> str:

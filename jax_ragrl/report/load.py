@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.aliases import current_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
-from jax_ragrl.run.metric_names import with_current_names
 
 METRICS, TREES, SUMMARY = "metrics.jsonl", "trees.jsonl", "summary.json"
 CONFIG = "config.json"
@@ -38,8 +36,6 @@ def load_run(workdir: pathlib.Path) -> RunData:
 
     Without a training step there are no metrics either.
 
-    Metrics and config keys of older runs get their current names.
-
     Raises:
       UserError: the metrics are missing, or a file cannot be read.
     """
@@ -48,10 +44,10 @@ def load_run(workdir: pathlib.Path) -> RunData:
     # A policy that was evaluated without a training step has no metrics.
     lines = [] if summary.get("steps") == 0 else read_lines(workdir / METRICS)
     return RunData(
-        metrics=by_step([with_current_names(row) for row in lines]),
+        metrics=by_step(lines),
         trees=by_step(read_lines(trees)) if trees.is_file() else (),
         summary=summary,
-        config=current_config(read_object(config)) if config.is_file() else {},
+        config=read_object(config) if config.is_file() else {},
     )
 
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, BM25Index, PipelineIndex
+from jax_ragrl.config.kinds import BM25Index, PipelineIndex
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
@@ -44,9 +44,6 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
             f"{folder} holds no complete index ({FILE}): run 'ragrl index' first, or delete the "
             "folder if 'ragrl train' made it"
         )
-    encoder: dict[str, Any] = description.get("encoder", {})
-    if encoder.get("kind") == FORMER_HASHED_WORDS:
-        encoder["kind"] = HASHED_WORDS
     return description
 
 

@@ -27,7 +27,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
 
 WORD = re.compile(r"\w+")
-FILE = "lexical.npz"  # a former name of the encoder, which indexes on disk have
+FILE = "hashed.npz"
 
 
 def words(text: str) -> list[str]:

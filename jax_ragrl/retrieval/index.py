@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, check_dtype, check_recall
+from jax_ragrl.config.kinds import HASHED_WORDS, check_dtype, check_recall
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS, Chunks, Units
@@ -388,7 +388,7 @@ def reading_of(parts: Mapping[str, Any]) -> Reading:
 
 def units_of(name: str) -> Units:
     """Returns the units of an encoder's input by its name; hashed words and `words` are words."""
-    is_words = name in (WORDS.name, HASHED_WORDS, FORMER_HASHED_WORDS)
+    is_words = name in (WORDS.name, HASHED_WORDS)
     return WORDS if is_words else encoder_units(name)
 
 
@@ -403,7 +403,7 @@ def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     Raises:
       UserError: the folder holds no such model, or MiniLM's package is not installed.
     """
-    if name not in (HASHED_WORDS, FORMER_HASHED_WORDS):
+    if name != HASHED_WORDS:
         return load_encoder(name, **prefixes)
     if any(prefixes.values()):
         raise UserError("a prefix was given, but hashed words have none: omit it")

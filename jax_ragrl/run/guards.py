@@ -26,7 +26,6 @@ from jax_ragrl.run.indicators import (
     Limit,
     observe,
 )
-from jax_ragrl.run.metric_names import current_name
 
 ADVICE_TOO_LONG = (
     "raise the longest of shapes.prompt_lengths and of packing.row_lengths, or use fewer passages"
@@ -162,7 +161,7 @@ class RunMonitor:
             have been logged once; a bound on a metric that was not causes a warning.
         """
         # A config of an older run may have bounds on metrics that have been renamed since.
-        self._bounds = [(current_name(name), low, high) for name, low, high in guard.bounds]
+        self._bounds = guard.bounds
         self._patience, self._workdir = guard.patience, workdir
         self._unlogged, self._steps_left = {name for name, *_ in self._bounds}, period
         self._failed_steps, self._has_answered = 0, False

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.run.metric_names import current_name, metric_of
+from jax_ragrl.run.metric_names import metric_of
 
 OFF, WARN, SKIP, UNDO, LOWER_RATE, ROLL_BACK, STOP = ACTIONS = (
     *("off", "warn", "skip", "undo", "lower_rate", "roll_back", "stop"),
@@ -198,8 +198,7 @@ def _family(key: str) -> str:
 
 def _values(row: Mapping[str, Any], metric: str) -> Iterator[tuple[str, float]]:
     """Yields the keys and values of a metric; a value that is not finite says nothing."""
-    for name, value in row.items():
-        key = current_name(name)
+    for key, value in row.items():
         if _family(key) == metric and value is not None and math.isfinite(value):
             yield key, float(value)
 

@@ -1,4 +1,4 @@
-"""The metrics that a training run logs: names, units and meanings; and the names of older runs.
+"""The metrics that a training run logs: names, units and meanings.
 
 A name is a pattern: `<role>` stands for the name of a role, `<error>` for an error message, and so
 on. If a run has several policies, the metrics of an update (`per_policy`) begin with the name of
@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
-
-V = TypeVar("V")
+from typing import NamedTuple
 
 
 class Metric(NamedTuple):
@@ -173,27 +170,6 @@ SPEED = (
 )
 METRICS = (*ROLLOUT, *SERVERS, *UPDATE, *EVALUATION, *GUARD, *SPEED)
 
-# From names of older runs to the current names, as patterns. The first match counts.
-ALIASES = {
-    "earned/<role>": "role_reward/<role>",
-    "logp_right/<role>": "logp_rewarded/<role>",
-    "zero_variance_frac": "frac_reward_zero_std",
-    "zero_variance_frac/<role>": "frac_reward_zero_std/<role>",
-    "malformed/<error>": "invalid_action/<error>",
-    "dead/<reason>": "unanswered/<reason>",
-    "actions/<role>": "actions_per_rollout/<role>",
-    "strategy/<strategy>": "strategy_frac/<strategy>",
-    "left_out": "dropped_too_long",
-    "<policy>/left_out": "<policy>/dropped_too_long",
-    # Unchanged, but listed: the last pattern of this table would match it.
-    "reward/mean": "reward/mean",
-    # The terms of CoDA; every other name below `reward/` was a strategy.
-    "reward/answer": "reward_term/answer",
-    "reward/format": "reward_term/format",
-    "reward/refine": "reward_term/refine",
-    "reward/<strategy>": "strategy_reward/<strategy>",
-}
-
 
 def metric_of(key: str) -> Metric | None:
     """Returns the metric that a key of `metrics.jsonl` belongs to; None if no pattern matches.
@@ -204,19 +180,6 @@ def metric_of(key: str) -> Metric | None:
     # Literal parts are more specific than placeholders: `kl/mean` is not the metric of a role.
     by_generality = lambda metric: (metric.name.count("<"), -len(metric.name))  # noqa: E731
     return min(matches, key=by_generality, default=None)
-
-
-def current_name(key: str) -> str:
-    """Returns the current name of a metric of an older run; other names do not change."""
-    for old, new in ALIASES.items():
-        if match := _regex(old).fullmatch(key):
-            return re.sub("<[a-z]+>", lambda placeholder: match[placeholder[0][1:-1]], new)
-    return key
-
-
-def with_current_names(row: Mapping[str, V]) -> dict[str, V]:
-    """Returns a row of `metrics.jsonl` with the names of an older run replaced."""
-    return {current_name(key): value for key, value in row.items()}
 
 
 @functools.cache

@@ -126,7 +126,7 @@ KINDS: Mapping[str, Mapping[str, Change]] = {
     "index/vectors/zarr.json": JSON_FILES,
     "index/vectors/shards.json": JSON_FILES,
     "index/vectors/c/0/0": DATA_FILES,
-    "index/encoder/lexical.npz": DATA_FILES,
+    "index/encoder/hashed.npz": DATA_FILES,
     "index": {"missing": remove},
     "largest:BEST/state": DATA_FILES,
     "BEST/meta/metadata": JSON_FILES,

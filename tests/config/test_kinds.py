@@ -7,17 +7,14 @@ from typing import Any
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS
-from jax_ragrl.config.aliases import current_config
 from jax_ragrl.config.kinds import (
     LLM,
     Index,
     LocalLLMConfig,
     NoLLMConfig,
-    OpenAIConfig,
     RemoteIndex,
     VectorIndex,
     WorldReaderConfig,
-    drop_defaults,
 )
 from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import convert, kinds_of
@@ -94,15 +91,3 @@ def test_the_kind_of_a_saved_config_can_be_overridden():
     values: dict[str, Any] = {"llm": {"kind": "openai", "model": "m", "base_url": "http://u"}}
     override(values, ["--config.llm.kind=world_reader", "--config.llm.noise=0.5"])
     assert convert(LLM, values["llm"], "config.llm") == WorldReaderConfig(noise=0.5)
-
-
-def test_former_keys_at_their_defaults_are_dropped():
-    """One dataclass held the keys of all kinds before, and configs named them."""
-    values: dict[str, Any] = {
-        "llm": {"kind": "openai", "model": "m", "documents": 5, "noise": 0.1, "int8": False},
-        "index": {"kind": "exact", "url": "", "retries": 5},
-    }
-    values = current_config(values)
-    drop_defaults(values)
-    assert convert(LLM, values["llm"], "config.llm") == OpenAIConfig("m")
-    assert convert(Index, values["index"], "config.index") == VectorIndex(kind="exact")

@@ -254,7 +254,7 @@ def test_the_shared_index_is_recognized_by_its_resolved_path(sets, monkeypatch):
     corpus, index = pathlib.Path("corpus.jsonl"), pathlib.Path("index")
     settings = TableSettings(corpus, None, index, ("direct",), "tiny", "tiny", "tiny", 2, 0)
     data = DataSet("one", sets / "one.jsonl", sets / "corpus.jsonl")
-    open_set_retriever = suite._retriever_opener(settings, sets / "table", "lexical")
+    open_set_retriever = suite._retriever_opener(settings, sets / "table", "hashed")
     open_set = suite._open_set(settings, data, None, open_set_retriever, sets / "table")
     assert open_set.context == "the given index" and set(open_set.passages) == {"index"}
 

@@ -120,7 +120,7 @@ def test_addresses_of_servers_and_paths_of_models_are_left_out():
     "values, text",
     [
         ({"index": {"kind": "bm25", "language": "german"}}, "BM25 (language german)"),
-        ({"index": {"kind": "exact", "encoder": "lexical"}}, "exact search, encoder hashed"),
+        ({"index": {"kind": "exact", "encoder": "hashed"}}, "exact search, encoder hashed"),
         ({"index": {"kind": "remote", "url": "http://host:1"}}, "server of kind remote"),
         (
             {

@@ -359,9 +359,14 @@ def test_a_tree_shows_the_mean_reward_of_its_leaves(tmp_path):
     assert "2 leaves, mean reward -2.5" in text
 
 
-def test_an_old_run_shows_its_renamed_metrics(tmp_path):
-    old = {"earned/plan": 0.5, "malformed/No JSON": 5.0, "strategy/Planning": 1.0}
-    rows = [metrics(step) | old | {"reward/Planning": 0.25} for step in range(2)]
+def test_roles_errors_and_strategies_are_shown_by_name(tmp_path):
+    more = {
+        "role_reward/plan": 0.5,
+        "invalid_action/No JSON": 5.0,
+        "strategy_frac/Planning": 1.0,
+        "strategy_reward/Planning": 0.25,
+    }
+    rows = [metrics(step) | more for step in range(2)]
     (write_run(tmp_path) / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     text = read(tmp_path).text
     assert (

@@ -98,6 +98,6 @@ def test_what_cannot_be_used_is_refused(tmp_path):
         HashedEncoder.fit(PASSAGES, dimension=0)
     with pytest.raises(UserError, match="ragrl index"):
         HashedEncoder.load(tmp_path)
-    (tmp_path / "lexical.npz").write_bytes(b"no archive")
+    (tmp_path / "hashed.npz").write_bytes(b"no archive")
     with pytest.raises(UserError, match="ragrl index"):
         HashedEncoder.load(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -13,13 +12,9 @@ from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.components import build_components
 from jax_ragrl.run.config import load_job
-from jax_ragrl.run.guards import Guard, RunMonitor
 from jax_ragrl.run.metric_names import (
-    ALIASES,
     METRICS,
-    current_name,
     metric_of,
-    with_current_names,
 )
 from jax_ragrl.training.loop import train
 from jax_ragrl.training.rollout_metrics import describe_rollout
@@ -55,45 +50,6 @@ def test_names_outside_the_table_are_not_metrics():
 def test_a_key_belongs_to_the_most_specific_pattern(key, name):
     metric = metric_of(key)
     assert metric is not None and metric.name == name
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("earned/plan", "role_reward/plan"),
-        ("logp_right/router", "logp_rewarded/router"),
-        ("zero_variance_frac", "frac_reward_zero_std"),
-        ("zero_variance_frac/plan", "frac_reward_zero_std/plan"),
-        ("malformed/Prompt Too Long", "invalid_action/Prompt Too Long"),
-        ("dead/Max Depth", "unanswered/Max Depth"),
-        ("actions/filter", "actions_per_rollout/filter"),
-        ("plan/left_out", "plan/dropped_too_long"),
-        ("strategy/No Retrieval", "strategy_frac/No Retrieval"),
-        ("reward/No Retrieval", "strategy_reward/No Retrieval"),
-        ("reward/format", "reward_term/format"),
-        ("reward/mean", "reward/mean"),
-    ],
-)
-def test_old_names_map_to_listed_metrics(old, new):
-    assert current_name(old) == new and metric_of(new) is not None
-    assert current_name(new) == new
-
-
-def test_every_alias_leads_to_a_listed_metric():
-    names = {metric.name for metric in METRICS}
-    for new in ALIASES.values():
-        assert metric_of(new.removeprefix("<policy>/")) is not None or new in names
-
-
-def test_rows_keep_their_values_under_current_names():
-    row = {"step": 3, "left_out": 2.0, "kl/mean": 0.5}
-    assert with_current_names(row) == {"step": 3, "dropped_too_long": 2.0, "kl/mean": 0.5}
-
-
-def test_a_guard_with_an_old_name_still_guards():
-    monitor = RunMonitor(Guard((("zero_variance_frac", 0.0, 0.5),)), pathlib.Path("runs/x"))
-    monitor.check_metrics({"frac_reward_zero_std": 0.9})
-    assert not monitor.is_healthy
 
 
 def test_all_rollout_metrics_are_listed():

@@ -58,7 +58,6 @@ class Alphabetic:
     [
         ("bm25", BM25Index()),
         ("hashed", VectorIndex("hashed")),
-        ("lexical", VectorIndex("hashed")),
         ("models/e5", VectorIndex("models/e5")),
         ("http://h:1", RemoteIndex("http://h:1")),
         ("searxng@http://h:1", SearxngIndex("http://h:1")),
