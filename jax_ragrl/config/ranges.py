@@ -91,7 +91,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys("gamma lam final_lr_fraction".split(), SHARE),
     **dict.fromkeys("warmup_fraction b1 b2".split(), BELOW_ONE),
     **dict.fromkeys(
-        "importance_weight_cap sampler_logp_gap value_coefficient entropy_coefficient "
+        "importance_weight_cap value_coefficient entropy_coefficient "
         "role_weights coefficient target min_coefficient policy_lr value_lr weight_decay "
         "kl_coefficient margin".split(),
         NOT_NEGATIVE,

@@ -67,9 +67,6 @@ class Objective:
       dual_clip: bound of `dual_clip`, as a multiple of the advantage; above 1.
       importance_weight_cap: upper bound of the importance weights of rollouts that an older policy
         sampled; 0: all weights are 1.
-      sampler_logp_gap: largest gap in nats up to which the sampler's log-probabilities are the old
-        log-probabilities, so that only forced tokens and one batch are scored before an update
-        (see `learner.scoring`); 0: all tokens are scored.
       critic: `own` (a separate model), `shared` (a head on the policy's trunk), or `none`.
       value_loss: `clipped` (around the old value, by `value_clip`) or `plain`.
       value_clip: largest change of a value that the clipped loss rewards.
@@ -95,7 +92,6 @@ class Objective:
     eps_high: float = 0.2
     dual_clip: float = 3.0
     importance_weight_cap: float = 0.0
-    sampler_logp_gap: float = 0.0
     critic: str = "own"
     value_loss: str = "clipped"
     value_clip: float = 0.2

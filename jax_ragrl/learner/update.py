@@ -27,11 +27,9 @@ from jax_ragrl.learner.packing import (
 )
 from jax_ragrl.learner.role_gradients import role_gradient_metrics
 from jax_ragrl.learner.scoring import (
-    NOT_SCORED,
     POLICY_FIELDS,
     by_action,
     model_outputs,
-    old_outputs,
 )
 from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
@@ -114,7 +112,8 @@ def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
     scores = ActionScores(data.mask(), data.actions.credit_A, gae_paths(data.actions, o.gae_span))
     run = functools.partial(model_outputs, spec, data)
     if needs_old_logps(spec):
-        scores = scores._replace(**old_outputs(policy, data))
+        fields = POLICY_FIELDS | ({"value_AT": "value_RM"} if o.critic == "shared" else {})
+        scores = scores._replace(**run(spec.policy, state.policy.params, fields))
         scores = _with_behaviour_logps(scores, data)
     if o.kl.where != "none":
         fields = {"ref_logp_AT": "logp_RM"}
@@ -391,11 +390,8 @@ def action_metrics(
 
 
 def _means(outputs: Mapping[str, Any], mask_AT: np.ndarray) -> dict[str, float]:
-    """The means of outputs over some tokens; of entropies, over those that were scored."""
+    """The means of outputs over some tokens."""
     of_mask = {name: x_AT[mask_AT] for name, x_AT in outputs.items() if x_AT is not None}
-    if "entropy/old" in of_mask:
-        entropy = of_mask["entropy/old"]
-        of_mask["entropy/old"] = entropy[entropy != NOT_SCORED]
     return {name: float(x.mean()) for name, x in of_mask.items() if x.size}
 
 

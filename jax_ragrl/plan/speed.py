@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import PLAIN_FROM, Layout
-from jax_ragrl.learner.scoring import sampler_may_serve
 from jax_ragrl.learner.update import scores_before_update
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.plan.ceilings import Ceilings, time_at_least
@@ -75,9 +74,7 @@ def update_passes(
     own_critic = objective.critic == "own"
     gradients = optimizer.epochs * (1 + own_critic)
     references = objective.kl.where != "none"
-    # With the sampler's log-probabilities only forced tokens are scored: a share, not a pass.
-    old = scores_before_update(objective, optimizer) and not sampler_may_serve(objective)
-    scores = int(old) + references + own_critic + is_measured
+    scores = scores_before_update(objective, optimizer) + references + own_critic + is_measured
     gradient = gradient_flops(config, length, adapters=lora)
     score = score_flops(config, length)
     return {
