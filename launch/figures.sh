@@ -45,10 +45,8 @@ if "$python" -c "$on_gpu" 2>/dev/null; then
   measure sample-transformers sample --shape qwen2.5-0.5b --new 256 --slots 256 --repeats 1 \
     --baseline transformers
 fi
-for attention in xla triton; do
-  measure "grpo-$attention" train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 \
-    --new 128 --attention "$attention"
-done
+measure grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
+  --attention xla
 # Forward and backward pass of 32 x 1,024 tokens, all of them scored.
 for size in 0.5b 1.5b; do
   for remat in full dots none; do

@@ -1,10 +1,9 @@
 """Grouped-query attention under an arbitrary boolean mask, by the fastest kernel that fits.
 
-`attention` chooses among five implementations, all exact:
+`attention` chooses among four implementations, all exact:
 
   splash     TPU, causal, long rows: a Pallas kernel            `models/splash.py`
   cudnn      NVIDIA GPU, half precision, long rows              `jax.nn.dot_product_attention`
-  triton     NVIDIA GPU, causal, if the config asks for it      `models/tree_kernel.py`
   blockwise  CPU, causal: skips pairs of blocks that are masked `models/blockwise.py`
   xla        everything else: dense, for causal rows in blocks of queries
 
@@ -20,11 +19,10 @@ from jax import Array
 from jax_ragrl.models.blockwise import blockwise
 from jax_ragrl.models.matmul import einsum_f32
 from jax_ragrl.models.splash import splash, splash_supports
-from jax_ragrl.models.tree_kernel import tree_attention, tree_kernel_supports
 from jax_ragrl.runtime.sharding import axis_size, target_platform
 from jax_ragrl.types import Tensor
 
-IMPLEMENTATIONS = ("auto", "xla", "cudnn", "triton", "splash", "blockwise")
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")
 # Below this number of keys XLA's fused softmax is faster than cuDNN with a materialized mask.
 CUDNN_MIN_KEYS = 1024
 MIN_COMPUTE_CAPABILITY = 8.0  # Ampere: cuDNN's attention has no kernels for older GPUs
@@ -54,22 +52,20 @@ def attention(
       visibility: which keys each query attends to. A bool mask `[B, L, S]` with at least one True
         per query; None for all keys up to the query's own place; or int32 places `[B, L]` of each
         key, see `splash`, allowed only if `reads_places`.
-      impl: `xla`, `cudnn`, `triton`, `splash`, `blockwise` (the last three are causal only), or
-        `auto`, which takes the kernel that suits the devices of the program.
+      impl: `xla`, `cudnn`, `splash`, `blockwise` (the last two are causal only), or `auto`,
+        which takes the kernel that suits the devices of the program.
       causal: promises that L equals S and that the mask hides every later key, so the pairs above
         the diagonal are not computed.
 
     Returns:
       `[B, L, H, F]` in the dtype of `q`; the softmax is float32.
     """
-    # 1. Splash and Triton take places or nothing, never a mask.
+    # 1. Splash takes places or nothing, never a mask.
     no_mask = causal and (visibility is None or visibility.ndim == 2)
-    _, length, _, width = q_BLHF.shape
-    if no_mask and reads_places(impl, length, width, k_BSKF.shape[2]):
-        kernel = splash if uses_splash(impl, length, k_BSKF.shape[2]) else tree_attention
-        return kernel(q_BLHF, k_BSKF, v_BSKF, visibility)
+    if no_mask and reads_places(impl, q_BLHF.shape[1], k_BSKF.shape[2]):
+        return splash(q_BLHF, k_BSKF, v_BSKF, visibility)
     # 2. cuDNN: without a mask it reads no bias.
-    on_gpu = impl in ("auto", "triton") and on_cuda()
+    on_gpu = impl == "auto" and on_cuda()
     if impl == "cudnn" or (on_gpu and cudnn_supports(q_BLHF, k_BSKF)):
         mask_B1LS = None if visibility is None else visibility[:, None]
         return jax.nn.dot_product_attention(
@@ -103,20 +99,7 @@ def visible_until_mask(until_BL: Array) -> Array:
     return (key_11L <= query_1L1) & (query_1L1 < until_BL[:, None, :])
 
 
-def reads_places(impl: str, length: int, width: int, kv_heads: int) -> bool:
-    """Returns whether causal attention takes a kernel that reads places instead of a mask.
-
-    Args:
-      impl: as in `attention`.
-      length: queries and keys per row.
-      width: numbers per head.
-      kv_heads: the number of key-value heads.
-    """
-    uses_tree_kernel = impl == "triton" and tree_kernel_supports(length, width, kv_heads)
-    return uses_tree_kernel or uses_splash(impl, length, kv_heads)
-
-
-def uses_splash(impl: str, length: int, kv_heads: int) -> bool:
+def reads_places(impl: str, length: int, kv_heads: int) -> bool:
     """Returns whether causal attention takes splash, which reads places instead of a mask.
 
     Args:

@@ -225,8 +225,8 @@ def _for_kernel(
     if visibility is None or visibility.ndim == 3:
         return visibility
     # Sliding layers combine the mask with their window, so they always need one.
-    sizes = visibility.shape[1], c.head_dim, c.num_kv_heads
-    if reads_places(c.attention_impl, *sizes) and not c.sliding_layers:
+    length = visibility.shape[1]
+    if reads_places(c.attention_impl, length, c.num_kv_heads) and not c.sliding_layers:
         return visibility
     return visible_until_mask(visibility)
 

@@ -19,7 +19,6 @@ chunks of queries, one after the other, each with its own masks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,18 +68,10 @@ def splash(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None) 
       An array of the shape and dtype of `q_BLHF`; scores and sums are float32.
     """
     places = () if until_BL is None else (until_BL,)
-    return on_own_rows_and_heads(_on_device, q_BLHF, k_BLKF, v_BLKF, *places)
-
-
-def on_own_rows_and_heads(kernel: Callable[..., Array], *arrays: Array) -> Array:
-    """Runs a kernel on each device of the mesh with the rows and heads of the device.
-
-    Args:
-      kernel: from the arrays to an output like the queries.
-      arrays: queries, keys, values, and perhaps the places of keys; see `splash`.
-    """
+    arrays = (q_BLHF, k_BLKF, v_BLKF, *places)
+    # Each device of the mesh has its own rows and heads.
     names: list[LogicalAxes] = [("batch", None, heads, None) for heads in ("heads", "kv", "kv")]
-    out: Array = on_each_device(kernel, arrays, [*names, ("batch", None)][: len(arrays)])
+    out: Array = on_each_device(_on_device, arrays, [*names, ("batch", None)][: len(arrays)])
     return out
 
 

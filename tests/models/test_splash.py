@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.models import splash as splash_module
-from jax_ragrl.models.attention import attention, uses_splash, visible_until_mask
+from jax_ragrl.models.attention import attention, reads_places, visible_until_mask
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.splash import BLOCK_SIDES, SPLASH_MIN_KEYS, splash, splash_supports
@@ -162,7 +162,7 @@ def test_numbers_of_many_masks_do_not_overflow():
 def test_splash_runs_if_it_is_named_and_fits(impl, length, kv_heads, expected):
     """On a CPU `auto` takes another kernel; two devices cannot share one key-value head."""
     with jax.set_mesh(make_mesh((1, 4, 2))):
-        assert uses_splash(impl, length, kv_heads) == expected
+        assert reads_places(impl, length, kv_heads) == expected
 
 
 @pytest.mark.parametrize("changes", [{}, {"sliding_layers": (0,), "sliding_window": 30}])
