@@ -131,7 +131,7 @@ def measure_run(job: Job, parts: Components) -> list[Facts]:
       job: the job, with its staleness.
       parts: the components with the initial policies.
     """
-    policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer)
     steps = []
     with contextlib.closing(make_rollouts(job, parts)) as rollouts:
         for step in range(job.run.steps):

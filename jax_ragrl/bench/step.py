@@ -97,7 +97,7 @@ def bench_step(
     components = build_components(job, workdir)
     policies = initial_policies(job, components, shape)
     # Frees the copies that are not trained.
-    components = components._replace(policies={}, frozen_twins={})
+    components = components._replace(policies={})
     data = question_batches(components.questions["train"], job.run.questions_per_step, job.seed)
     steps = []
     # The first step compiles and is reported separately.
@@ -117,9 +117,8 @@ def initial_policies(job: Job, components: Components, shape: DecoderConfig | No
     """Returns the policies before the first step; arguments as in `bench_step`."""
     if shape is not None:
         policies = _random_policies(job, shape, sorted(components.policies))
-        # A frozen model has the weights of a policy of the job, and not of these.
-        components = components._replace(policies=policies, frozen_twins={})
-    return prepare_policies(job, components.policies, components.tokenizer, components.frozen_twins)
+        components = components._replace(policies=policies)
+    return prepare_policies(job, components.policies, components.tokenizer)
 
 
 def _random_policies(job: Job, shape: DecoderConfig, names: Sequence[str]) -> dict[str, Decoder]:

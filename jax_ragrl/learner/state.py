@@ -140,15 +140,13 @@ def prepare(
     compute: str | None = None,
     remat: str | None = None,
     allowed_ZV: np.ndarray | None = None,
-    frozen_twin: Decoder | None = None,
     grammars: RoleGrammars | None = None,
     shares_devices: bool = False,
 ) -> Policy:
     """Builds the policy of a run from a decoder, which remains unchanged.
 
     The reference, if there is one, shares the arrays of the decoder, except those that are cast to
-    another compute dtype: these are arrays of `frozen_twin`, or else new
-    ones.
+    another compute dtype.
 
     Args:
       decoder: its weights in the storage dtype (float32 for training). The run uses their mesh, or
@@ -163,8 +161,6 @@ def prepare(
       compute: dtype of forward and backward passes; None: from the decoder's config.
       remat: gradient checkpointing, see `DecoderConfig`; None: from the decoder's config.
       allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
-      frozen_twin: a decoder with equal weights in the compute dtype that exists anyway, such as a
-        frozen language model; None: there is none.
       grammars: strict grammars in place of `allowed_ZV`.
       shares_devices: whether rollouts use the devices during updates (`run.staleness`).
 
@@ -174,7 +170,7 @@ def prepare(
     _check_choices(objective, optimizer, roles)
     mesh = mesh_of(nnx.state(decoder, nnx.Param))
     decoder = _with_config(decoder, compute, remat)
-    actor, critic, state = _models(decoder, objective, optimizer, updates, frozen_twin)
+    actor, critic, state = _models(decoder, objective, optimizer, updates)
     parameters = count_elements(nnx.state(decoder, nnx.Param))
     free = free_tokens(parameters, mesh, is_trained=True)
     token_mask = allowed_ZV if grammars is None else grammars.automaton
@@ -199,7 +195,6 @@ def _models(
     objective: Objective,
     optimizer: Optimizer,
     updates: int,
-    frozen_twin: Decoder | None,
 ) -> tuple[ModelSpec, ModelSpec | None, PolicyState]:
     """Returns actor, critic and initial state; arguments as in `prepare`."""
     weights = nnx.state(decoder, nnx.Param)
@@ -208,7 +203,7 @@ def _models(
     actor, params = _model_spec(_actor(decoder, objective), transform, sharding)
     kl_coefficient = scalar(objective.kl.coefficient, mesh)
     # The reference has the decoder's own arrays; only the trained parameters are copies.
-    reference = _reference(objective, params, decoder.config.dtype, frozen_twin)
+    reference = _reference(objective, params, decoder.config.dtype)
     state = PolicyState(_train_state(actor, params, sharding), None, reference, kl_coefficient)
     if objective.critic != "own":
         return actor, None, state
@@ -230,28 +225,16 @@ def _check_choices(objective: Objective, optimizer: Optimizer, roles: Sequence[s
         raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
 
 
-def _reference(objective: Objective, params: Any, compute: str, frozen_twin: Decoder | None) -> Any:
+def _reference(objective: Objective, params: Any, compute: str) -> Any:
     """Casts parameters as the forward pass would, whose results stay bitwise the same.
 
-    An array of `frozen_twin` takes the place of the cast array if it has its path, dtype and
-    sharding. Without a KL penalty there is no reference.
+    Arrays that have the dtype already are shared. Without a KL penalty there is no reference.
     """
     if objective.kl.where == "none":
         return None
-    twins: dict[str, jax.Array] = {}
-    if frozen_twin is not None:
-        leaves = jax.tree_util.tree_leaves_with_path(nnx.state(frozen_twin, nnx.Param))
-        twins = {jax.tree_util.keystr(path): x for path, x in leaves}
 
     def cast(path: Any, x: jax.Array) -> jax.Array:
-        dtype = compute_dtype_of(path, x, compute)
-        if x.dtype == dtype:
-            return x
-        # An actor with a value head holds the decoder as its field `policy`.
-        twin = twins.get(jax.tree_util.keystr(path).removeprefix("['policy']"))
-        if twin is None or (twin.dtype, twin.sharding) != (dtype, x.sharding):
-            return x.astype(dtype)
-        return twin
+        return x.astype(compute_dtype_of(path, x, compute))
 
     return jax.tree_util.tree_map_with_path(cast, params)
 

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -87,8 +86,6 @@ class Components(NamedTuple):
       policies: the decoders by the name of their policy, before training.
       tokenizer: the tokenizer of all policies.
       judge: a language model that grades answers, if the config has one.
-      frozen_twins: the decoders of frozen language models that have the weights of a policy in the
-        compute dtype, by the name of the policy; its reference shares their arrays.
     """
 
     questions: Mapping[str, tuple[Question, ...]]
@@ -97,7 +94,6 @@ class Components(NamedTuple):
     policies: Mapping[str, Decoder]
     tokenizer: ChatTokenizer
     judge: FrozenLLM | None = None
-    frozen_twins: Mapping[str, Decoder] = MappingProxyType({})
 
     def models(self) -> dict[str, SplitModel]:
         """Returns the policies in the form that samplers need, see `for_sampling`."""
@@ -134,26 +130,7 @@ def build_components(
     mesh, load = mesh_for(job), shared_loader()
     policies, tokenizer = load_policies(job, mesh, load=load)
     rest = build_surroundings(job, workdir, data, mesh, tokenizer, retriever, llm, load)
-    twins = _frozen_twins(job, mesh, load, llm is None)
-    return rest._replace(policies=policies, frozen_twins=twins)
-
-
-def _frozen_twins(
-    job: Job, mesh: Mesh | None, load: PolicyLoader, has_own_llm: bool
-) -> dict[str, Decoder]:
-    """Returns `Components.frozen_twins`; loads nothing that is not loaded already."""
-    configs = [job.judge, *([job.llm] if has_own_llm else [])]
-    models = {
-        policy_folder(c.model)
-        for c in configs
-        if isinstance(c, LocalLLMConfig) and (c.dtype, c.int8) == (job.compute_dtype, False)
-    }
-    return {
-        name: load(folder, local_mesh(mesh), job.compute_dtype)[0]
-        for name, folder in initial_models(job).items()
-        # On several hosts a frozen model is on the devices of one host alone, and it has no FSDP.
-        if local_mesh(mesh) == mesh and not _has_fsdp(mesh) and policy_folder(folder) in models
-    }
+    return rest._replace(policies=policies)
 
 
 def build_surroundings(

@@ -11,7 +11,6 @@ import pathlib
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -114,7 +113,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         rows, monitor = Scores(rows), RunMonitor(job.guard, workdir, job.run.eval_every)
         notice, programs = files.enter_context(stop_notice()), ProgramCounter()
         # Frees the device memory of all initial weights that no reference shares.
-        parts = parts._replace(policies={}, frozen_twins={})
+        parts = parts._replace(policies={})
         rollouts = files.enter_context(_resumed_rollouts(job, parts, policies, entries, start))
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
@@ -272,7 +271,7 @@ def _start_or_resume(
     """Returns the steps that are finished, the policies after them and entries of `Rollouts`."""
     if checkpoints.latest() is None and job.start_from:
         parts = start_components(job, parts)
-    policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer)
     if checkpoints.latest() is None:
         forget_best(workdir)
         return 0, policies, {}
@@ -287,8 +286,7 @@ def start_components(job: Job, parts: Components) -> Components:
 
     Args:
       job: the config of the new run.
-      parts: its components; frozen models with the weights of its policies are no longer their
-        twins.
+      parts: its components.
 
     Raises:
       UserError: there is no such run or checkpoint, its policies have other shapes, or its adapters
@@ -298,14 +296,11 @@ def start_components(job: Job, parts: Components) -> Components:
     run = parse_run(job.start_from)
     origin = load_job(load_saved_config(run.folder / "config.json"))
     check_adapters(job, origin)
-    return parts._replace(policies=trained_policies(origin, parts.policies, run), frozen_twins={})
+    return parts._replace(policies=trained_policies(origin, parts.policies, run))
 
 
 def prepare_policies(
-    job: Job,
-    decoders: Mapping[str, Decoder],
-    tokenizer: ChatTokenizer,
-    frozen_twins: Mapping[str, Decoder] = MappingProxyType({}),
+    job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer
 ) -> Policies:
     """Builds the policies of a run as they are before the first update.
 
@@ -313,7 +308,6 @@ def prepare_policies(
       job: the run's config.
       decoders: by policy, the initial weights; they remain unchanged.
       tokenizer: the tokenizer, for the grammars of roles.
-      frozen_twins: see `Components.frozen_twins`.
     """
     policies = {}
     grammars = role_grammars(job.recipe.system.roles.values(), tokenizer)
@@ -329,7 +323,6 @@ def prepare_policies(
             compute=job.compute_dtype,
             remat=job.remat,
             allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
-            frozen_twin=frozen_twins.get(name),
             grammars=grammars,
             shares_devices=bool(job.run.staleness),
         )

@@ -16,7 +16,6 @@ from jax_ragrl.models.config import param_count
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.run.components import (
     LoadedData,
-    _frozen_twins,
     build_surroundings,
     load_policies,
     shared_loader,
@@ -52,11 +51,11 @@ class Start:
         data = LoadedData((), {}, None)
         self.parts = build_surroundings(
             job, tmp_path, data, None, tokenizer, object(), load=load
-        )._replace(policies=policies, frozen_twins=_frozen_twins(job, None, load, True))
+        )._replace(policies=policies)
         self.loaded = live_bytes() - before
-        self.trained = prepare_policies(job, policies, tokenizer, self.parts.frozen_twins)
+        self.trained = prepare_policies(job, policies, tokenizer)
         del load, policies
-        self.parts = self.parts._replace(policies={}, frozen_twins={})
+        self.parts = self.parts._replace(policies={})
         self.bytes = live_bytes() - before
         (policy,) = self.trained.values()
         self.reference = jax.tree.leaves(policy.state.reference)
@@ -70,15 +69,20 @@ def pointers(arrays: list[jax.Array]) -> set[int]:
     return {x.unsafe_buffer_pointer() for x in arrays if x.ndim > 2}
 
 
-@pytest.mark.parametrize("dtype, size", [("float32", 4), ("bfloat16", 2)])
-def test_frozen_model_judge_and_reference_are_one_set_of_weights(dtype, size, tmp_path):
-    start = Start(local_job(dtype), tmp_path)
+def test_frozen_model_judge_and_reference_are_one_set_of_weights(tmp_path):
+    start = Start(local_job("float32"), tmp_path)
     assert pointers(start.llm) == pointers(start.judge) == pointers(start.reference)
     (policy,) = start.trained.values()
     count = param_count(policy.spec.policy.with_params(policy.state.policy.params).merge().config)
-    # The trained weights and their moments, and one frozen set in the compute dtype.
-    assert start.bytes - start.trained_bytes == pytest.approx(count * size, rel=0.01)
+    # The trained weights and their moments, and one frozen set.
+    assert start.bytes - start.trained_bytes == pytest.approx(count * 4, rel=0.01)
     assert not pointers(jax.tree.leaves(policy.state.policy)) & pointers(start.llm)
+
+
+def test_the_reference_of_another_compute_dtype_is_a_set_of_its_own(tmp_path):
+    start = Start(local_job("bfloat16"), tmp_path)
+    assert pointers(start.llm) == pointers(start.judge)
+    assert not pointers(start.reference) & pointers(start.llm)
 
 
 def test_an_adapter_trains_on_the_weights_of_the_frozen_model(tmp_path):
@@ -105,5 +109,3 @@ def test_frozen_models_on_a_mesh_share_weights_without_fsdp():
         table = llm.embed[...]
         assert table is judge.embed[...] and table.sharding.is_fully_replicated
         assert (load("tiny", mesh, "float32")[0].embed[...] is table) == is_shared
-        twins = _frozen_twins(local_job("float32"), mesh, load, True)
-        assert bool(twins) == is_shared
