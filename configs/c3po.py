@@ -129,7 +129,6 @@ def get_config() -> ConfigDict:
                 # About 1,024 actions per update (table 7): a tree of the paper has about 20.
                 "questions_per_step": 48,
                 # One half is sampled while the other waits for the frozen model.
-                "pipeline_groups": 2,
                 "save_every": 20,
                 "eval_every": 20,
                 "baseline_style": "c3po",

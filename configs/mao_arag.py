@@ -136,7 +136,6 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "steps": 75,  # one epoch of the 7,200 questions
                 "questions_per_step": 96,
                 # One half is sampled while the other waits for the executors.
-                "pipeline_groups": 2,
                 "save_every": 15,
                 "eval_every": 15,
                 "baseline_style": "c3po",

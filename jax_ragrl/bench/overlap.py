@@ -29,8 +29,7 @@ import jax
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.llm.base import FrozenLLM
-from jax_ragrl.rollout.pipelining import ContextProxy
-from jax_ragrl.rollout.waiting import DEVICE
+from jax_ragrl.rollout.waiting import DEVICE, ContextProxy
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.runtime.compile_cache import compile_seconds

@@ -28,7 +28,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.lora import add_lora
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.rollout.pipelining import ContextProxy, separate
+from jax_ragrl.rollout.waiting import ContextProxy
 from jax_ragrl.run.components import Components, build_components, mesh_for
 from jax_ragrl.run.config import Job
 from jax_ragrl.training.loop import (
@@ -48,12 +48,6 @@ class TimedCalls(ContextProxy):
 
     def __init__(self, target: Any, name: str, seconds: dict[str, float]):
         super().__init__(target, lambda: _timing(name, seconds))
-        self._name, self._seconds = name, seconds
-
-    def separate(self) -> TimedCalls:
-        """Returns a proxy of a sampler that shares no contexts with this one."""
-        # Without this method a group of a pipelined rollout would get the sampler itself.
-        return TimedCalls(separate(self._target), self._name, self._seconds)
 
 
 @contextlib.contextmanager

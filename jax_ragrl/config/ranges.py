@@ -65,7 +65,7 @@ PENALTY = Range(high=0)
 RANGES: Mapping[str, Range] = {
     # The length of a run, and its parts.
     **dict.fromkeys(
-        "steps questions_per_step pipeline_groups save_every eval_every save_trees_every epochs "
+        "steps questions_per_step save_every eval_every save_trees_every epochs "
         "minibatches batch_size tokens_per_step log_every questions_per_world period "
         "patience baseline_steps".split(),
         COUNT,

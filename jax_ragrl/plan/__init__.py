@@ -64,7 +64,6 @@ class PlanConfig:
       nucleus: whether a role samples with a `top_p` below 1.
       learners: names of the policies.
       staleness: of the section `run`; with 1, rollouts and updates use memory at the same time.
-      pipeline_groups: of the same section; with slots, each group has separate contexts.
       policy: folder of the policies that `policies` does not contain.
       policies: pairs of a policy's name and its folder or published name.
       rollouts: independent rollouts per question.
@@ -83,7 +82,6 @@ class PlanConfig:
     nucleus: bool = True
     learners: tuple[str, ...] = ("policy",)
     staleness: int = 0
-    pipeline_groups: int = 1
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
     judge: LLM = NoLLMConfig()
@@ -171,7 +169,6 @@ def _programs(
             *(policies, run.shapes, run.width, mesh),
             nucleus=run.nucleus,
             outlive_update=bool(run.staleness),
-            groups=run.pipeline_groups,
         )
     with fitting("an update", "packing.tokens_per_device, recompute more (remat)"):
         return sampling, count_updates(policies, run.objective, run.packing, mesh)
@@ -268,7 +265,7 @@ def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(PlanConfig)}
     plan = {name: value for name, value in values.items() if name in names}
     section = values.get("run") or {}
-    plan |= {name: section[name] for name in ("staleness", "pipeline_groups") if section.get(name)}
+    plan |= {"staleness": section["staleness"]} if section.get("staleness") else {}
     for name in plan.keys() & {"index", "llm", "judge"}:
         plan[name] = _without_none(plan[name])
     return plan | (_system_values(dict(values)) if "system" in values else {})

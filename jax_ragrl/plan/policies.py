@@ -134,7 +134,6 @@ def count_rollout(
     *,
     nucleus: bool = True,
     outlive_update: bool = False,
-    groups: int = 1,
 ) -> dict[str, Any]:
     """The batch of prompts with the largest memory, while other policies have started batches.
 
@@ -148,7 +147,6 @@ def count_rollout(
       mesh: devices of the run.
       nucleus: whether tokens are sampled with a nucleus filter.
       outlive_update: whether an update runs meanwhile: then all trained arrays are copied.
-      groups: groups of questions that are rolled out concurrently (`run.pipeline_groups`).
 
     Returns:
       `prompts` ([prompts, length]), `width`, `prefill_tokens`, `compile_s`, `weight_bytes` of the
@@ -158,8 +156,6 @@ def count_rollout(
     samplings = {p: _sampling(p, shapes, width, mesh, nucleus) for p in _distinct(policies)}
     largest = max(samplings.values(), key=lambda facts: facts["temporary_bytes"])
     start_bytes = sum(samplings[_unnamed(policy)]["begun_bytes"] for policy in policies.values())
-    # Groups take turns at the devices, but each keeps its own contexts between its turns.
-    start_bytes *= groups if shapes.decode_rows else 1
     weights = copy_bytes(policies, mesh, outlive_update=outlive_update)
     temporary = largest["temporary_bytes"] + start_bytes
     names = ("prompts", "width", "prefill_tokens", "compile_s", "prefill", "decode_step")

@@ -16,39 +16,6 @@ from jax_ragrl.types import Hits, Question
 EffectReply = Sequence[Action] | Sequence[str | EffectError] | Hits | EffectError | None
 
 
-class Part(NamedTuple):
-    """A rollout, or the subtrees of it that one of several processes makes.
-
-    Below the root every child of every state gets a number, until there are as many states as
-    processes, or a state has one child alone. All processes make the states above; each continues
-    with the states whose number is that of the process, modulo the number of processes.
-
-    Fields:
-      number: the number of the rollout, of several of one question.
-      process: the number of the process, among those that share the rollout.
-      processes: how many processes share it.
-      state: the number of a state.
-      states: the number of states that were numbered with it; `processes` or more below a state
-        that belongs to a process.
-    """
-
-    number: int = 0
-    process: int = 0
-    processes: int = 1
-    state: int = 0
-    states: int = 1
-
-    def child(self, i: int, children: int) -> Part | None:
-        """Returns the part that the i-th of some children belongs to; None: another process's."""
-        if self.states >= self.processes:
-            return self
-        child = self._replace(state=self.state + self.states * i, states=self.states * children)
-        if children > 1 and child.states < self.processes:
-            return child
-        is_own = child.state % self.processes == self.process
-        return child._replace(states=self.processes) if is_own else None
-
-
 class Branch(NamedTuple):
     """A live state of one question.
 
@@ -62,7 +29,6 @@ class Branch(NamedTuple):
       is_followed: whether the rollout continues after the pending search (see `Branching.peek`).
       place: its number at the root, then for each round its number among the branches that follow
         the same branch. The nodes of a round are in the order of the places.
-      part: the part of a rollout that the branch belongs to.
     """
 
     state: State
@@ -73,7 +39,6 @@ class Branch(NamedTuple):
     calls: tuple[Call, ...] = ()
     is_followed: bool = True
     place: tuple[int, ...] = ()
-    part: Part = Part()
 
     @property
     def round(self) -> int:

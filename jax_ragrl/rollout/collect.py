@@ -40,7 +40,6 @@ from jax_ragrl.rollout.branches import (
     BatchedCall,
     Branch,
     EffectReply,
-    Part,
     PendingEffect,
 )
 from jax_ragrl.rollout.early import run_early
@@ -125,7 +124,7 @@ def collect(
     *,
     seed: int = 0,
     rollouts: int = 1,
-    parts: Sequence[Sequence[Part]] | None = None,
+    copies: Sequence[Sequence[int]] | None = None,
     lockstep: bool = True,
 ) -> Forest:
     """Rolls out every question until all branches have ended; rewards are still 0.
@@ -137,21 +136,20 @@ def collect(
       environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: independent copies of every question's rollout, which are never merged (groups).
-      parts: per question the rollouts to make, or parts of them; None: all copies.
+      copies: per question the numbers of the copies to roll out; None: all.
       lockstep: whether all branches wait for each other in every round; if not, see
         `rollout.early`.
 
     Returns:
       The forest. `Recipe.reward` computes its rewards.
     """
-    parts = [[Part(n) for n in range(rollouts)]] * len(questions) if parts is None else parts
+    copies = [range(rollouts)] * len(questions) if copies is None else copies
     live, repeats = [], collections.Counter[str]()
-    for i, (question, own) in enumerate(zip(questions, parts, strict=True)):
+    for i, (question, own) in enumerate(zip(questions, copies, strict=True)):
         # Negative, so that the path of a repeated question equals no path of its first copy.
         prefix = (-repeats[question.id],) if repeats[question.id] else ()
-        paths = [prefix + ((part.number,) if rollouts > 1 else ()) for part in own]
-        pairs = zip(paths, own, strict=True)
-        live += [Branch(system.start(question), i, path=path, part=part) for path, part in pairs]
+        paths = [prefix + ((number,) if rollouts > 1 else ()) for number in own]
+        live += [Branch(system.start(question), i, path=path) for path in paths]
         repeats[question.id] += 1
     live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
     rollout = BatchRollout(system, expander, tuple(questions), environment, seed)
@@ -364,9 +362,7 @@ class BatchRollout:
         if not branch.is_followed:
             return []
         if len(effects) > 1:
-            if (part := branch.part.child(0, 1)) is None:
-                return []
-            return [self._advance_jointly(branch._replace(part=part), effects, replies)]
+            return [self._advance_jointly(branch, effects, replies)]
         match effects[0]:
             case Done() as done:
                 self.records.append(self._leaf(branch, done))
@@ -382,13 +378,16 @@ class BatchRollout:
     def _expand(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
         """Adds one node per distinct action and returns the branches to continue with."""
         # 1. One node per action; identical siblings are one node with a multiplicity.
-        children: dict[tuple[int, ...], Branch | None] = {}
+        own: dict[tuple[int, ...], Branch] = {}
         for i, action in enumerate(actions):
-            if action.ids not in children:
-                children[action.ids] = self._child(branch, effect, actions, i)
-            elif twin := children[action.ids]:
-                self.records[twin.parent].multiplicity += 1
-        own = {ids: child for ids, child in children.items() if child is not None}
+            if action.ids in own:
+                self.records[own[action.ids].parent].multiplicity += 1
+                continue
+            child = branch._replace(path=(*branch.path, i))
+            child, parsed = self._add_node(child, effect, action)
+            state = self.system.advance(branch.state, parsed)
+            self.records[child.parent].state = state
+            own[action.ids] = child._replace(state=state)
         # 2. The rollout continues with all of them, or with the first `follow` after `skip`.
         branching = self.expander(effect, self.questions[branch.question].text)
         if branching.follow is None:
@@ -399,19 +398,6 @@ class BatchRollout:
         rest = [b._replace(is_followed=False) for ids, b in own.items() if ids not in first_ids]
         searching = [b for b in rest if branching.peek and self._only_searches(b)]
         return [b for ids, b in own.items() if ids in first_ids] + searching
-
-    def _child(
-        self, branch: Branch, effect: Generate, actions: Sequence[Action], i: int
-    ) -> Branch | None:
-        """Adds the node of action `i` of a branch; None if another process adds it."""
-        part = branch.part.child(i, len(actions))
-        if part is None:
-            return None
-        child = branch._replace(path=(*branch.path, i), part=part)
-        child, parsed = self._add_node(child, effect, actions[i])
-        state = self.system.advance(branch.state, parsed)
-        self.records[child.parent].state = state
-        return child._replace(state=state)
 
     def _only_searches(self, branch: Branch) -> bool:
         effects = self.effects_of(branch)

@@ -3,27 +3,25 @@
 A branch depends only on its own question and path, and nodes are recorded round by round in the
 order of the questions and paths. So the forests of the shards, merged in that order, equal the
 forest of one process. Processes that outnumber the questions share the copies of each question (the
-rollouts of a group), and those that outnumber the copies share the subtrees of each tree. With
-fewer processes, copies stay together, because they share their prompt.
+rollouts of a group); those that outnumber the copies, too, roll out nothing. With fewer processes,
+copies stay together, because they share their prompt.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 
-from jax_ragrl.rollout.branches import Part
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, build_forest, reorder
 from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.types import Question
 
-# The indices of the questions of a shard, ascending, and the rollouts of each, or parts of them.
-Shard = Mapping[int, Sequence[Part]]
-# From questions, and the rollouts of each, to their forest, as `collect`.
-RollOut = Callable[[Sequence[Question], Sequence[Sequence[Part]]], Forest]
+# The indices of the questions of a shard, ascending, and the numbers of the copies of each.
+Shard = Mapping[int, Sequence[int]]
+# From questions, and the numbers of the copies of each, to their forest, as `collect`.
+RollOut = Callable[[Sequence[Question], Sequence[Sequence[int]]], Forest]
 
 
 def data_parallel_rollout(
@@ -39,28 +37,14 @@ def data_parallel_rollout(
     return gather_shards(questions, lambda: shard_rollout(questions, roll_out, rollouts), rollouts)
 
 
-def shard_rollout(
-    questions: Sequence[Question],
-    roll_out: RollOut,
-    rollouts: int = 1,
-    *,
-    split_trees: bool = False,
-) -> Forest:
+def shard_rollout(questions: Sequence[Question], roll_out: RollOut, rollouts: int = 1) -> Forest:
     """Rolls out the shard of this process, without a message to another one.
 
     Args:
       questions, roll_out, rollouts: as in `data_parallel_rollout`.
-      split_trees: whether processes that outnumber the rollouts share their subtrees. Each of them
-        then makes the first effects of a rollout, the calls of the language model among them.
     """
     own = shard_questions(questions, jax.process_count(), rollouts)[jax.process_index()]
-    parts = own if split_trees else {i: _whole(parts) for i, parts in own.items()}
-    return roll_out([questions[i] for i in parts], [*parts.values()])
-
-
-def _whole(parts: Sequence[Part]) -> list[Part]:
-    """Returns the rollouts whose first part is among `parts`."""
-    return [Part(part.number) for part in parts if part.process == 0]
+    return roll_out([questions[i] for i in own], [*own.values()])
 
 
 def gather_shards(
@@ -80,7 +64,7 @@ def gather_shards(
 
 def shard_questions(
     questions: Sequence[Question], count: int, rollouts: int = 1
-) -> list[dict[int, list[Part]]]:
+) -> list[dict[int, list[int]]]:
     """Divides the rollouts of questions into `count` shards.
 
     A question that occurs several times has the same shards each time, because `collect`
@@ -92,15 +76,13 @@ def shard_questions(
       rollouts: rollouts per question.
     """
     number = {name: k for k, name in enumerate(dict.fromkeys(q.id for q in questions))}
-    shards: list[dict[int, list[Part]]] = [{} for _ in range(count)]
+    shards: list[dict[int, list[int]]] = [{} for _ in range(count)]
     for i, question in enumerate(questions):
         # Round-robin over distinct ids; more shards than ids are dealt out a second time.
         own = range(number[question.id] % count, count, len(number))
         for rollout in range(rollouts):
             # Likewise over the rollouts of a question.
-            sharing = own[rollout % len(own) :: rollouts]
-            for process, shard in enumerate(sharing):
-                shards[shard].setdefault(i, []).append(Part(rollout, process, len(sharing)))
+            shards[own[rollout % len(own)]].setdefault(i, []).append(rollout)
     return shards
 
 
@@ -114,26 +96,20 @@ def merge_shards(
       shards: the questions and rollouts of each shard, see `shard_questions`.
       forests: the forest of each shard.
     """
-    # 1. Concatenate the records, with parents and questions renumbered. Shards that share a tree
-    #    have the same nodes above their subtrees. (Equally likely tokens may make them differ.)
+    # 1. Concatenate the records, with parents and questions renumbered.
     records, failures = list[Record](), dict[int, str]()
-    numbers: dict[tuple[Any, ...], int] = {}
     for shard, forest in zip(shards, forests, strict=True):
-        indices, number_of = [*shard], {NO_PARENT: NO_PARENT}
-        for n, record in enumerate(forest.records):
-            parent, question = number_of[record.parent], indices[record.question]
-            ids = None if record.action is None else record.action.ids
-            key = (question, parent, record.path, record.role, ids)
-            if key not in numbers:
-                numbers[key] = len(records)
-                records.append(dataclasses.replace(record, parent=parent, question=question))
-            number_of[n] = numbers[key]
+        indices, first = [*shard], len(records)
+        for record in forest.records:
+            parent = record.parent if record.parent == NO_PARENT else first + record.parent
+            question = indices[record.question]
+            records.append(dataclasses.replace(record, parent=parent, question=question))
         messages = zip(forest.failed_questions, forest.failures, strict=True)
         failures |= {indices[i]: message for i, message in messages}
 
     # 2. Sort them as one `collect` records them: by round, question and path. The sort is stable,
     #    so the order of nodes with one path stays.
-    def place(n: int) -> tuple[Any, ...]:
+    def place(n: int) -> tuple[int, int, tuple[int, ...]]:
         return records[n].round, records[n].question, records[n].path
 
     order = sorted(range(len(records)), key=place)

@@ -47,14 +47,6 @@ class PolicySampler:
         init=False, repr=False, compare=False, default_factory=dict
     )
 
-    def separate(self) -> PolicySampler:
-        """Returns an equal sampler that shares no contexts with this one.
-
-        Groups of questions take turns in any order. If they shared contexts, rounding errors would
-        depend on this order, and a resumed run would differ.
-        """
-        return dataclasses.replace(self)
-
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
         """Returns for each request the forced actions in order, then the sampled ones.
 

@@ -1,8 +1,8 @@
 """Seconds of a rollout by the cause of waiting: the devices, servers or its own work on the host.
 
-The calls of a rollout overlap: two groups of questions may wait for the language model while a
-third one samples. An instant belongs to the first of these causes that has a call in progress, so
-the seconds of all causes add up to the duration of the rollout:
+The calls of a rollout overlap: some branches wait for the language model while others search. An
+instant belongs to the first of these causes that has a call in progress, so the seconds of all
+causes add up to the duration of the rollout:
 
     device      the sampler, or a model or a search on its devices
     llm         a language model or a judge on other machines, or without devices
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.rollout.pipelining import ContextProxy, separate
 from jax_ragrl.runtime.dispatch import is_on_device
 
 DEVICE, LLM, RETRIEVER, HOST = CAUSES = ("device", "llm", "retriever", "host")
@@ -43,7 +44,7 @@ class WaitingTimes:
         """Returns an environment that makes the same calls and measures them."""
         judge = environment.judge
         return environment._replace(
-            sampler=_ObservedSampler(environment.sampler, self),
+            sampler=ContextProxy(environment.sampler, lambda: self.call(DEVICE)),
             retriever=self._proxy(environment.retriever, RETRIEVER),
             llm=self._proxy(environment.llm, LLM),
             judge=None if judge is None else self._proxy(judge, LLM),
@@ -90,13 +91,26 @@ class WaitingTimes:
             return dict(self._seconds)
 
 
-class _ObservedSampler(ContextProxy):
-    """A sampler whose calls wait for the devices, as do the calls of its separate copies."""
+class ContextProxy:
+    """A proxy of an object that makes every call within a context, such as a measurement.
 
-    def __init__(self, sampler: Any, waiting: WaitingTimes) -> None:
-        super().__init__(sampler, lambda: waiting.call(DEVICE))
-        self._waiting = waiting
+    The call of a generator ends with the generator.
+    """
 
-    def separate(self) -> _ObservedSampler:
-        """Returns a sampler that shares no contexts with this one."""
-        return _ObservedSampler(separate(self._target), self._waiting)
+    def __init__(self, target: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._target, self._context = target, context
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        return self._within(value) if callable(value) else value
+
+    def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with self._context():
+                yield from call(*args, **kwargs)
+
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self._context():
+                return call(*args, **kwargs)
+
+        return generate if inspect.isgeneratorfunction(call) else within

@@ -128,10 +128,7 @@ class Run:
     Fields:
       steps: the number of training steps; with `patience` or `token_budget`, the largest number.
       questions_per_step: the number of questions per step.
-      pipeline_groups: the number of groups of questions that are rolled out concurrently. More
-        than 1 helps if the devices would wait for a retriever or a language model on other
-        machines; see `rollout.pipelining`.
-      lockstep: whether all branches of a group wait for each other in every round. Without it a
+      lockstep: whether all branches wait for each other in every round. Without it a
         branch continues as soon as its own replies have arrived, which helps if some replies of a
         language model on other machines take much longer than others; see `rollout.early`. A
         resumed run then equals an undisturbed one up to rounding errors.
@@ -168,7 +165,6 @@ class Run:
 
     steps: int
     questions_per_step: int = 16
-    pipeline_groups: int = 1
     lockstep: bool = True
     staleness: int = 0
     compile_ahead: bool = False
@@ -197,8 +193,7 @@ class Run:
                     f"run 'pip install {package}', or leave the key empty"
                 )
         # Zero would divide by zero in the loop, or make empty batches.
-        counts = ("questions_per_step", "pipeline_groups")
-        for name in (*counts, "save_every", "eval_every", "save_trees_every"):
+        for name in ("questions_per_step", "save_every", "eval_every", "save_trees_every"):
             if getattr(self, name) < 1:
                 raise UserError(
                     f"run.{name} is {getattr(self, name)}: use at least 1. A period above "

@@ -12,7 +12,6 @@ import numpy as np
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.judge import grade_answers
-from jax_ragrl.rollout.branches import Part
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
@@ -203,8 +202,8 @@ def evaluate(
 def _roll_out(
     system: System, questions: Sequence[Question], environment: Environment, batch: int
 ) -> list[Forest]:
-    def roll_out(own: Sequence[Question], parts: Sequence[Sequence[Part]]) -> Forest:
-        return collect(system, single_chain, own, environment, parts=parts)
+    def roll_out(own: Sequence[Question], copies: Sequence[Sequence[int]]) -> Forest:
+        return collect(system, single_chain, own, environment, copies=copies)
 
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]

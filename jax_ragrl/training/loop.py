@@ -34,11 +34,8 @@ from jax_ragrl.learner.state import Policy, PolicyState, prepare, trained_decode
 from jax_ragrl.learner.throughput import speed
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.rollout.branches import Part
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.data_parallel import gather_shards, shard_rollout
-from jax_ragrl.rollout.expand import Tree
-from jax_ragrl.rollout.pipelining import pipelined_rollout
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import Forest
@@ -539,27 +536,20 @@ def roll_out_shard(
       job, environment, questions, roles, step: as in `roll_out`.
     """
     recipe = job.recipe
-    expander = recipe.expander(frozenset(roles))
-    seed = job.seed * 1_000_003 + step  # distinct for all runs of up to a million steps
 
-    def roll_out_own(own: Sequence[Question], parts: Sequence[Sequence[Part]]) -> Forest:
-        def roll_out_group(group: Sequence[int], group_environment: Environment) -> Forest:
-            return collect(
-                recipe.system,
-                expander,
-                [own[i] for i in group],
-                group_environment,
-                seed=seed,
-                rollouts=recipe.rollouts,
-                parts=[parts[i] for i in group],
-                lockstep=job.run.lockstep,
-            )
+    def roll_out_own(own: Sequence[Question], copies: Sequence[Sequence[int]]) -> Forest:
+        return collect(
+            recipe.system,
+            recipe.expander(frozenset(roles)),
+            own,
+            environment,
+            seed=job.seed * 1_000_003 + step,  # distinct for all runs of up to a million steps
+            rollouts=recipe.rollouts,
+            copies=copies,
+            lockstep=job.run.lockstep,
+        )
 
-        return pipelined_rollout(own, environment, job.run.pipeline_groups, roll_out_group)
-
-    # Other expanders branch late, or continue with one of the actions that they try.
-    splits = isinstance(expander, Tree)
-    return shard_rollout(questions, roll_out_own, recipe.rollouts, split_trees=splits)
+    return shard_rollout(questions, roll_out_own, recipe.rollouts)
 
 
 def gather_rollouts(job: Job, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:

@@ -18,7 +18,6 @@ from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
-from jax_ragrl.rollout.pipelining import separate
 from jax_ragrl.run.components import Components, load_policies
 from jax_ragrl.run.config import Job, load_job
 
@@ -58,26 +57,6 @@ def test_timed_calls_preserve_results_and_errors():
     assert proxy.pop() == 3 and seconds["list"] > 0
     with pytest.raises(IndexError):
         proxy.pop(9)
-
-
-class Sampler:
-    """A sampler that keeps contexts."""
-
-    def separate(self):
-        return Sampler()
-
-    def sample(self, requests):
-        return list(requests)
-
-
-def test_the_sampler_of_each_group_is_timed():
-    """As in a rollout with `run.pipeline_groups`, whose groups share no contexts."""
-    seconds: dict[str, float] = {}
-    first = TimedCalls(Sampler(), "sampler", seconds)
-    group = separate(first)
-    seconds.clear()
-    assert group.sample([1]) == [1] and seconds["sampler"] > 0
-    assert group._target is not first._target
 
 
 def job_with(**changes) -> Job:

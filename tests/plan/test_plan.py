@@ -373,24 +373,6 @@ def test_slots_are_counted_with_their_contexts():
     assert count_slot_programs(shapes) == 1 + 2 * 2
 
 
-def test_each_group_of_a_pipelined_rollout_keeps_its_contexts(monkeypatch):
-    """Batches of a group end before another group has its turn."""
-    facts = {name: 0 for name in ("prompts", "width", "prefill_tokens", "compile_s")}
-    facts |= {"prefill": {}, "decode_step": {}, "temporary_bytes": 100, "begun_bytes": 10}
-    monkeypatch.setattr("jax_ragrl.plan.policies.count_sampling", lambda *_, **__: facts)
-    policies, mesh = {name: PlannedPolicy("", SMALL) for name in "ab"}, one_device_mesh()
-    slots = dataclasses.replace(RUN.shapes, decode_rows=4)
-    temporary = {
-        (shapes.decode_rows, groups): count_rollout(policies, shapes, 1, mesh, groups=groups)[
-            "temporary_bytes"
-        ]
-        for shapes in (RUN.shapes, slots)
-        for groups in (1, 2)
-    }
-    assert temporary == {(0, 1): 120, (0, 2): 120, (4, 1): 120, (4, 2): 140}
-    assert plan_values({"run": {"pipeline_groups": 2}}) == {"pipeline_groups": 2}
-
-
 BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,7 +11,6 @@ import pytest
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout import data_parallel
-from jax_ragrl.rollout.branches import Part
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout, merge_shards, shard_questions
 from jax_ragrl.rollout.expand import Tree
@@ -36,7 +34,7 @@ def reply(request: LLMRequest) -> str | EffectError:
 def rollout(
     questions: Sequence[Question],
     rollouts: int,
-    parts: Sequence[Sequence[Part]] | None = None,
+    copies: Sequence[Sequence[int]] | None = None,
 ) -> Forest:
     tape = Tape(improvise, replies=dict.fromkeys(("answer_direct", "answer", "roadmap"), reply))
     tree = (
@@ -45,10 +43,10 @@ def rollout(
         else Tree(width=2, branching_depth=2)
     )
     environment = tape.environment()
-    return collect(system(), tree, questions, environment, seed=7, rollouts=rollouts, parts=parts)
+    return collect(system(), tree, questions, environment, seed=7, rollouts=rollouts, copies=copies)
 
 
-def roll_out_shard(shard: Mapping[int, Sequence[Part]], rollouts: int) -> Forest:
+def roll_out_shard(shard: Mapping[int, Sequence[int]], rollouts: int) -> Forest:
     return rollout([BATCH[i] for i in shard], rollouts, [*shard.values()])
 
 
@@ -69,8 +67,6 @@ def test_merged_shards_equal_the_forest_of_the_whole_batch(count: int, rollouts:
     shards = shard_questions(BATCH, count, rollouts)
     parts = [roll_out_shard(shard, rollouts) for shard in shards]
     parts = pickle.loads(pickle.dumps(parts))
-    # Equal siblings may leave a process without a subtree.
-    assert sum(bool(part.records or part.failed_questions) for part in parts) >= 0.9 * count
     forest = merge_shards(BATCH, shards, parts)
     # Of several errors of a question, on several shards, one is kept.
     assert all(message.startswith("no answer to") for message in forest.failures)
@@ -93,49 +89,19 @@ def test_shards_are_disjoint_and_balanced():
     assert sorted(map(len, shards)) == [2, 2, 3, 3]
 
 
-def numbers(shards: Sequence[Mapping[int, Sequence[Part]]]) -> list[dict[int, list[int]]]:
-    parts = [part for shard in shards for parts in shard.values() for part in parts]
-    assert {part.processes for part in parts} == {1}
-    return [{i: [part.number for part in parts] for i, parts in shard.items()} for shard in shards]
-
-
 def test_copies_of_a_question_keep_shards_balanced():
-    assert numbers(shard_questions((ANN, BOB, BOB), 2)) == [{0: [0]}, {1: [0], 2: [0]}]
+    assert shard_questions((ANN, BOB, BOB), 2) == [{0: [0]}, {1: [0], 2: [0]}]
 
 
 def test_processes_that_outnumber_the_questions_share_their_rollouts():
     shards = shard_questions((ANN, BOB), 3, 4)
-    assert numbers(shards) == [{0: [0, 2]}, {1: [0, 1, 2, 3]}, {0: [1, 3]}]
+    assert shards == [{0: [0, 2]}, {1: [0, 1, 2, 3]}, {0: [1, 3]}]
     # With fewer processes the rollouts of a question stay together, for they share its prompt.
-    assert numbers(shard_questions((ANN, BOB), 1, 2)) == [{0: [0, 1], 1: [0, 1]}]
+    assert shard_questions((ANN, BOB), 1, 2) == [{0: [0, 1], 1: [0, 1]}]
 
 
-def test_processes_that_outnumber_the_rollouts_share_their_trees():
-    shards = shard_questions((ANN, BOB), 5)
-    assert shards[:3] == [{0: [Part(0, 0, 3)]}, {1: [Part(0, 0, 2)]}, {0: [Part(0, 1, 3)]}]
-    assert shards[3:] == [{1: [Part(0, 1, 2)]}, {0: [Part(0, 2, 3)]}]
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
-def test_each_subtree_belongs_to_one_process(count: int):
-    """Three children of the root with two children each, and a fourth one with one child."""
-    owners = []
-    for route in [*itertools.product(range(3), range(2)), (3, 0)]:
-        parts = [Part(0, index, count) for index in range(count)]
-        for i, children in zip(route, (4, 1 if route[0] == 3 else 2), strict=True):
-            parts = [child for part in parts if (child := part.child(i, children))]
-        (part,) = (child for part in parts if (child := part.child(0, 1)))
-        assert part.child(7, 9) == part  # deeper children stay there
-        owners.append(part.process)
-    assert len(set(owners)) == min(count, 7 if count > 4 else 4)
-
-
-def test_a_process_makes_the_nodes_above_its_subtrees_and_not_the_others():
-    """The three routes of a tree on three processes: each makes one."""
-    whole = rollout([ANN], 1)
-    parts = [rollout([ANN], 1, [[Part(0, index, 3)]]) for index in range(3)]
-    assert [sum(r.parent < 0 for r in part.records) for part in parts] == [2, 1, 1]
-    assert sum(len(part.records) for part in parts) == len(whole.records)
+def test_processes_that_outnumber_the_rollouts_roll_out_nothing():
+    assert shard_questions((ANN, BOB), 5) == [{0: [0]}, {1: [0]}, {}, {}, {}]
 
 
 @pytest.mark.parametrize("host", [0, 1, 2])
@@ -146,10 +112,10 @@ def test_each_process_rolls_out_its_shard_and_gets_all(monkeypatch, host: int):
     def all_gather(work: Callable[[], Forest]) -> list[Forest]:
         return [work() if h == host else roll_out_shard(shards[h], 2) for h in range(3)]
 
-    def roll_out(questions: Sequence[Question], parts: Sequence[Sequence[Part]]) -> Forest:
+    def roll_out(questions: Sequence[Question], copies: Sequence[Sequence[int]]) -> Forest:
         assert questions == [BATCH[i] for i in shards[host]]
-        assert parts == [*shards[host].values()]
-        return rollout(questions, 2, parts)
+        assert copies == [*shards[host].values()]
+        return rollout(questions, 2, copies)
 
     monkeypatch.setattr(data_parallel.jax, "process_count", lambda: 3)
     monkeypatch.setattr(data_parallel.jax, "process_index", lambda: host)

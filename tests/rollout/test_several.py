@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from jax_ragrl.rollout.branches import Part
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate, ModelOutput, Observation, Search
@@ -67,11 +66,6 @@ def test_concurrent_actions_form_a_chain_in_one_round():
     assert leaf.answer == "LRthree words here"
     assert left.state == right.state == leaf.state and len(leaf.state) == 4
     assert left.parsed.text == "L" and right.parsed.ids == right.action.ids
-
-
-def test_of_processes_that_share_a_chain_the_first_makes_it():
-    first, second = (fan(parts=[[Part(0, process, 2)]]) for process in range(2))
-    assert first.records == fan().records and not second.records
 
 
 def test_the_calls_of_one_round_run_concurrently():

@@ -13,12 +13,11 @@ from jax_ragrl.rollout.collect import ActionRequest, collect
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.pending import TOO_LONG
-from jax_ragrl.rollout.pipelining import ContextProxy
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import State
 from jax_ragrl.rollout.tree import Action
-from jax_ragrl.rollout.waiting import WaitingTimes
+from jax_ragrl.rollout.waiting import ContextProxy, WaitingTimes
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Question, Sampling
 from tests.rollout.tape import ANN, BOB, Tape

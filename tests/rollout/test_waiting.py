@@ -7,7 +7,6 @@ import pytest
 from jax_ragrl.rollout import waiting as module
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.rollout.pipelining import pipelined_rollout
 from jax_ragrl.rollout.waiting import DEVICE, LLM, RETRIEVER, RolloutStoppedError, WaitingTimes
 from tests.rollout.tape import ANN, BOB, Tape, system
 
@@ -58,27 +57,16 @@ class TimedTape(Tape):
         self.clock.now += 10
         return super().complete(requests)
 
-    def separate(self):
-        return self
 
-
-def test_a_rollout_is_measured_with_and_without_groups(clock: Clock):
-    for groups in (1, 2):
-        tape = TimedTape(lambda role, *_: "[No Retrieval]")
-        tape.clock = clock
-        waiting = WaitingTimes()
-        environment = waiting.observe(tape.environment())
-        pipelined_rollout(
-            (ANN, BOB),
-            environment,
-            groups,
-            lambda own, env: collect(system(), single_chain, [(ANN, BOB)[i] for i in own], env),
-        )
-        seconds = waiting.seconds()
-        # A call per round and group: the route, the answer, the end; the model answers once.
-        assert seconds["llm"] + seconds["device"] > 0 and seconds["host"] == 0
-        assert sum(seconds.values()) == clock.now
-        clock.now = 0.0
+def test_a_rollout_is_measured(clock: Clock):
+    tape = TimedTape(lambda role, *_: "[No Retrieval]")
+    tape.clock = clock
+    waiting = WaitingTimes()
+    collect(system(), single_chain, [ANN, BOB], waiting.observe(tape.environment()))
+    seconds = waiting.seconds()
+    # A call per round: the route, the answer, the end; the model answers once.
+    assert seconds["llm"] + seconds["device"] > 0 and seconds["host"] == 0
+    assert sum(seconds.values()) == clock.now
 
 
 def test_models_on_the_devices_are_waits_for_the_devices(clock: Clock):
