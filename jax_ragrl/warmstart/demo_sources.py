@@ -106,7 +106,7 @@ def adaptive_rag(recipe: Recipe) -> DemoSource:
         if not any(text.startswith(f"[{strategy}]") for text, _ in forced_actions):
             raise UserError(
                 f"--of adaptive_rag compares strategies, but this tree does not force "
-                f"[{strategy}]: set recipe.tree.retrieval to prefix or text"
+                f"[{strategy}]: set recipe.tree.router_forcing to prefix or text"
             )
 
     def demos(forest: Forest, prompts: Prompts) -> list[Demo]:

@@ -136,7 +136,7 @@ def test_c3po_strategies_are_compared_as_siblings():
 
 
 CENTRED = GRPO | {"objective.advantage": "group_centred"}
-PRICE = {"recipe.costs.alpha": 1.0, "recipe.costs.dollars_unit": 1e-3}
+PRICE = {"recipe.costs.alpha": 1.0, "recipe.costs.dollars_per_cost_unit": 1e-3}
 
 
 def rolled_out(result: Job, summary: str) -> Forest:
