@@ -1,7 +1,7 @@
 """Measures how far stale and early rollouts hide the language model: seconds of a step.
 
 The same config trains with fresh rollouts (`run.staleness` 0), with stale ones (1), with early
-ones, which have no lockstep (`rollout.early`), and with both. Its language model sleeps per
+ones, which have no lockstep (`rollout.scheduler`), and with both. Its language model sleeps per
 request. The seconds of the fresh steps give the critical path in lockstep, the least time of a step
 on one set of devices, which serve one program after another:
 
@@ -29,10 +29,11 @@ import jax
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.llm.base import FrozenLLM
-from jax_ragrl.rollout.waiting import DEVICE, ContextProxy
+from jax_ragrl.rollout.waiting import DEVICE
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.runtime.compile_cache import compile_seconds
+from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies, turns_to_train
 from jax_ragrl.training.rollouts import Rollouts
 from jax_ragrl.types import LLMRequest
@@ -103,18 +104,17 @@ def _with(job: Job, steps: int, mode: Mapping[str, Any]) -> Job:
     return dataclasses.replace(job, run=dataclasses.replace(job.run, **run))
 
 
-class SleepingLLM(ContextProxy):
+class SleepingLLM:
     """A language model that sleeps as long as the slowest request of a call, and then answers."""
 
     def __init__(self, llm: FrozenLLM, latency: float, is_exponential: bool) -> None:
-        super().__init__(llm, contextlib.nullcontext)
-        self._latency, self._is_exponential = latency, is_exponential
+        self._llm, self._latency, self._is_exponential = llm, latency, is_exponential
+        self.name, self.on_device = llm.name, is_on_device(llm)
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """Returns the replies of the language model."""
         time.sleep(max(map(self.seconds, requests)))
-        replies: Sequence[str | EffectError] = self._target.complete(requests)
-        return replies
+        return self._llm.complete(requests)
 
     def seconds(self, request: LLMRequest) -> float:
         """Returns the seconds of a request, which are a function of its seed."""

@@ -8,12 +8,11 @@ shapes that no earlier step had, is reported separately and excluded from the bu
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,8 +26,7 @@ from jax_ragrl.learner.policies import Policies
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.lora import add_lora
-from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.rollout.waiting import ContextProxy
+from jax_ragrl.rollout.waiting import WaitingTimes
 from jax_ragrl.run.components import Components, build_components, mesh_for
 from jax_ragrl.run.config import Job
 from jax_ragrl.training.loop import (
@@ -41,23 +39,6 @@ from jax_ragrl.training.loop import (
 from jax_ragrl.types import Question
 
 Interval = tuple[float, float]
-
-
-class TimedCalls(ContextProxy):
-    """A proxy that adds the duration of each call to `seconds[name]`."""
-
-    def __init__(self, target: Any, name: str, seconds: dict[str, float]):
-        super().__init__(target, lambda: _timing(name, seconds))
-
-
-@contextlib.contextmanager
-def _timing(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    start = time.perf_counter()
-    try:
-        yield
-    # A call that fails also took time.
-    finally:
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # JAX reports seconds with it
@@ -159,13 +140,14 @@ def _measure_step(
     job: Job, components: Components, policies: Policies, questions: list[Question], step: int
 ) -> tuple[Policies, dict[str, Any]]:
     """Measures one step of `training.loop`, without logging, checkpoints and evaluation."""
-    seconds: dict[str, float] = {"sampler": 0.0, "retriever": 0.0, "llm": 0.0}
     # Compilation is not a separate phase: JAX compiles within the first call of each program.
     compilation = _CompileTimer()
     roles = job.schedule.roles(step, tuple(job.policy_of))
     start = time.perf_counter()
-    environment = _time_calls(acting_environment(job, components, policies), seconds)
-    forest = roll_out(job, environment, questions, roles, step)
+    environment = acting_environment(job, components, policies)
+    waiting = WaitingTimes()
+    forest = roll_out(job, environment._replace(times=waiting), questions, roles, step)
+    seconds = waiting.seconds()
     credit_N, weight_N = job.credit(forest, forest.reward_N)
     turns = turns_to_train(job, forest, credit_N, weight_N)
     rollout_end = time.perf_counter()
@@ -207,17 +189,6 @@ class _CompileTimer:
     def stop(self) -> float:
         jax.monitoring.unregister_event_duration_listener(self._add)
         return self._seconds
-
-
-def _time_calls(environment: Environment, seconds: dict[str, float]) -> Environment:
-    judge = environment.judge
-    return Environment(
-        sampler=TimedCalls(environment.sampler, "sampler", seconds),
-        retriever=TimedCalls(environment.retriever, "retriever", seconds),
-        llm=TimedCalls(environment.llm, "llm", seconds),
-        count=environment.count,
-        judge=judge and TimedCalls(judge, "llm", seconds),
-    )
 
 
 def busy_seconds(folder: pathlib.Path) -> float:

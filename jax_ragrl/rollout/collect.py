@@ -14,9 +14,8 @@ call per kind, and advances the branches:
                     \         \              |                   /
                      ------------- branches of the next round --
 
-The three calls run concurrently. (A language model on the devices of the run comes after the
-sampler.) The result of a branch never depends on the other branches in the batch. Without lockstep
-a branch does not wait for the others of its round, see `rollout.early`.
+The three calls run concurrently, see `rollout.scheduler`. The result of a branch never depends on
+the other branches in the batch.
 
 A state that waits for several effects gets all replies together, in the order of its effects. Its
 actions become a chain of nodes: the first action is the parent of the second.
@@ -25,11 +24,11 @@ actions become a chain of nodes: the first action is the parent of the second.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
 from jax_ragrl.errors import EffectError
@@ -42,10 +41,10 @@ from jax_ragrl.rollout.branches import (
     EffectReply,
     PendingEffect,
 )
-from jax_ragrl.rollout.early import run_early
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action, parse_action
+from jax_ragrl.rollout.scheduler import run_branches
 from jax_ragrl.rollout.system import Reply, State, System
 from jax_ragrl.rollout.tree import (
     LEAF,
@@ -57,6 +56,7 @@ from jax_ragrl.rollout.tree import (
     build_forest,
     reorder,
 )
+from jax_ragrl.rollout.waiting import DEVICE, LLM, RETRIEVER, WaitingTimes
 from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.types import Hits, LLMRequest, Message, Question
 
@@ -107,6 +107,7 @@ class Environment(NamedTuple):
       count: the number of tokens of a text. It measures the calls of a language model whose replies
         are not `MeteredReply`.
       judge: a language model that grades the answers of leaves; None: answers are not graded.
+      times: measures the calls; None: they are not measured.
     """
 
     sampler: ActionSampler
@@ -114,6 +115,13 @@ class Environment(NamedTuple):
     llm: FrozenLLM
     count: Callable[[str], int] = count_words
     judge: FrozenLLM | None = None
+    times: WaitingTimes | None = None
+
+    def call(self, model: Any, cause: str) -> AbstractContextManager[None]:
+        """Measures a call of a model, whose cause of waiting is the devices if it is on them."""
+        if self.times is None:
+            return contextlib.nullcontext()
+        return self.times.call(DEVICE if is_on_device(model) else cause)
 
 
 def collect(
@@ -137,8 +145,7 @@ def collect(
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: independent copies of every question's rollout, which are never merged (groups).
       copies: per question the numbers of the copies to roll out; None: all.
-      lockstep: whether all branches wait for each other in every round; if not, see
-        `rollout.early`.
+      lockstep: whether all branches wait for each other in every round, see `rollout.scheduler`.
 
     Returns:
       The forest. `Recipe.reward` computes its rewards.
@@ -153,10 +160,7 @@ def collect(
         repeats[question.id] += 1
     live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
     rollout = BatchRollout(system, expander, tuple(questions), environment, seed)
-    if lockstep:
-        rollout.run_rounds(live)
-    else:
-        run_early(rollout, live)
+    run_branches(rollout, live, lockstep=lockstep)
     rollout.sort_records()
     if environment.judge is not None:
         rollout.grade(environment.judge)
@@ -184,32 +188,6 @@ class BatchRollout:
     places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
     token_counts: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def run_rounds(self, live: Sequence[Branch]) -> None:
-        """Rolls out branches until all have ended, in lockstep."""
-        # Two workers: the retriever and the language model. The sampler runs in this thread.
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            while live:
-                # A failed question costs nothing more: its branches are dropped at once.
-                live = [branch for branch in live if branch.question not in self.failures]
-                live = self._run_round(live, pool)
-
-    def _run_round(self, live: Sequence[Branch], pool: Executor) -> list[Branch]:
-        """Performs one round; returns the branches that follow, in the order of `live`."""
-        # 1. What does each branch wait for?
-        effects = [self.effects_of(branch) for branch in live]
-        pending = [
-            PendingEffect(branch, slot, effect)
-            for branch, own_effects in zip(live, effects, strict=True)
-            for slot, effect in enumerate(own_effects)
-        ]
-        # 2. One batched call per kind of effect.
-        replies = iter(self._perform_effects(pending, pool))
-        # 3. Each branch advances with its own replies.
-        next_live: list[Branch] = []
-        for branch, own_effects in zip(live, effects, strict=True):
-            next_live += self.advance(branch, own_effects, [next(replies) for _ in own_effects])
-        return next_live
 
     def effects_of(self, branch: Branch) -> tuple[Effect, ...]:
         """Returns the effects that a branch waits for."""
@@ -239,7 +217,10 @@ class BatchRollout:
             yield from enumerate(self._sample(pending))
             return
         requests = [self._action_request(p) for p in pending]
-        yield from sampler.stream(requests, lambda: [self._action_request(p) for p in arrivals()])
+        with self.environment.call(sampler, DEVICE):
+            yield from sampler.stream(
+                requests, lambda: [self._action_request(p) for p in arrivals()]
+            )
 
     def sort_records(self) -> None:
         """Sorts the nodes by round and by place, in whatever order their branches advanced."""
@@ -254,47 +235,25 @@ class BatchRollout:
         # An early answer of a question may exist although a later call of the question failed.
         leaves = [r for r in leaves if r.question not in self.failures]
         questions = [self.questions[r.question] for r in leaves]
-        verdicts = grade_answers(judge, questions, [r.answer for r in leaves])
+        with self.environment.call(judge, LLM):
+            verdicts = grade_answers(judge, questions, [r.answer for r in leaves])
         for record, verdict in zip(leaves, verdicts.tolist(), strict=True):
             record.verdict = verdict
             if math.isnan(verdict):
                 self.failures[record.question] = f"{judge.name} failed to judge an answer"
 
-    def _perform_effects(
-        self, pending: Sequence[PendingEffect], pool: Executor
-    ) -> list[EffectReply]:
-        """Performs all effects in one batched call per kind; returns one reply per effect."""
-        sample, search, call_llm = (
-            functools.partial(call, [p for p in pending if isinstance(p.effect, kind)])
-            for kind, call in self.calls.items()
-        )
-        # Devices of a mesh must start their programs in one order on every host. So a model on the
-        # devices runs in the thread of the sampler, after it, as does a search that asks one.
-        if not is_on_device(self.environment.retriever):
-            search = pool.submit(search).result  # type: ignore[assignment]
-        if not is_on_device(self.environment.llm):
-            call_llm = pool.submit(call_llm).result  # type: ignore[assignment]
-        replies: dict[type, Iterator[EffectReply]] = {
-            Generate: iter(sample()),
-            Search: iter(search()),
-            CallLLM: iter(call_llm()),
-        }
-        return [
-            None if isinstance(p.effect, Done) else next(replies[type(p.effect)]) for p in pending
-        ]
-
     def _sample(self, pending: Sequence[PendingEffect]) -> Sequence[Sequence[Action]]:
         """Samples the actions of some `Generate` in one batched call."""
-        return self.environment.sampler.sample([self._action_request(p) for p in pending])
+        requests = [self._action_request(p) for p in pending]
+        with self.environment.call(self.environment.sampler, DEVICE):
+            return self.environment.sampler.sample(requests)
 
     def _search(self, pending: Sequence[PendingEffect]) -> Sequence[Hits | EffectError]:
         """Makes some searches in one batched call; an `EffectError` replaces hits that failed."""
-        searches = [cast(Search, p.effect) for p in pending]
-        if not searches:
-            return []
+        searches, retriever = [cast(Search, p.effect) for p in pending], self.environment.retriever
         try:
-            pages = [(s.query, s.k, s.page) for s in searches]
-            return search_pages(self.environment.retriever, pages)
+            with self.environment.call(retriever, RETRIEVER):
+                return search_pages(retriever, [(s.query, s.k, s.page) for s in searches])
         except EffectError as error:
             return [error] * len(searches)
 
@@ -327,9 +286,9 @@ class BatchRollout:
             for i in range(effect.samples)
         ]
         try:
-            replies: Sequence[str | EffectError] = (
-                without_thoughts(self.environment.llm.complete(requests)) if requests else []
-            )
+            with self.environment.call(self.environment.llm, LLM):
+                completions = self.environment.llm.complete(requests)
+            replies: Sequence[str | EffectError] = without_thoughts(completions)
         # An error of the whole call is the error of each of its requests.
         except EffectError as error:
             replies = [error] * len(requests)

@@ -14,15 +14,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
-
-from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.runtime.dispatch import is_on_device
+from collections.abc import Iterator
 
 DEVICE, LLM, RETRIEVER, HOST = CAUSES = ("device", "llm", "retriever", "host")
 
@@ -39,20 +33,6 @@ class WaitingTimes:
         self._calls = collections.Counter[str]()
         self._seconds = dict.fromkeys(CAUSES, 0.0)
         self._is_stopped = False
-
-    def observe(self, environment: Environment) -> Environment:
-        """Returns an environment that makes the same calls and measures them."""
-        judge = environment.judge
-        return environment._replace(
-            sampler=ContextProxy(environment.sampler, lambda: self.call(DEVICE)),
-            retriever=self._proxy(environment.retriever, RETRIEVER),
-            llm=self._proxy(environment.llm, LLM),
-            judge=None if judge is None else self._proxy(judge, LLM),
-        )
-
-    def _proxy(self, model: Any, cause: str) -> Any:
-        own = DEVICE if is_on_device(model) else cause
-        return ContextProxy(model, lambda: self.call(own))
 
     @contextlib.contextmanager
     def call(self, cause: str) -> Iterator[None]:
@@ -89,28 +69,3 @@ class WaitingTimes:
         with self._lock:
             self._add_time()
             return dict(self._seconds)
-
-
-class ContextProxy:
-    """A proxy of an object that makes every call within a context, such as a measurement.
-
-    The call of a generator ends with the generator.
-    """
-
-    def __init__(self, target: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._target, self._context = target, context
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._target, name)
-        return self._within(value) if callable(value) else value
-
-    def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with self._context():
-                yield from call(*args, **kwargs)
-
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with self._context():
-                return call(*args, **kwargs)
-
-        return generate if inspect.isgeneratorfunction(call) else within

@@ -128,7 +128,7 @@ class Rollouts:
             return rollout._replace(staleness=in_flight.staleness, early_wait=early_wait)
         waiting = WaitingTimes()
         with waiting.call(DEVICE):
-            environment = waiting.observe(self.act(policies, False))
+            environment = self.act(policies, False)._replace(times=waiting)
         questions = next(self.data)
         forest = self.gather(questions, lambda: self.roll_out(environment, questions, step))
         return Rollout(forest, 0, waiting.seconds())
@@ -146,7 +146,7 @@ class Rollouts:
             return
         waiting, state = WaitingTimes(), self.data.get_state()
         with waiting.call(DEVICE):
-            environment = waiting.observe(self.act(policies, True))
+            environment = self.act(policies, True)._replace(times=waiting)
         questions = next(self.data)
         rollout = self._pool.submit(self._run, environment, questions, step, waiting)
         self._in_flight = InFlight(step, state, questions, rollout, waiting)

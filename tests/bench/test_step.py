@@ -7,7 +7,6 @@ import jax
 import pytest
 
 from jax_ragrl.bench.step import (
-    TimedCalls,
     _mean_busy_seconds,
     bench_step,
     initial_policies,
@@ -48,15 +47,6 @@ def test_busy_seconds_are_averaged_over_devices():
     assert _mean_busy_seconds([Plane((*streams, steps)), tpu, Plane((steps,))]) == pytest.approx(
         3.0
     )
-
-
-def test_timed_calls_preserve_results_and_errors():
-    seconds: dict[str, float] = {}
-    proxy = TimedCalls([3, 1], "list", seconds)
-    proxy.sort()
-    assert proxy.pop() == 3 and seconds["list"] > 0
-    with pytest.raises(IndexError):
-        proxy.pop(9)
 
 
 def job_with(**changes) -> Job:

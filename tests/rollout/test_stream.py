@@ -17,7 +17,6 @@ from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import State
 from jax_ragrl.rollout.tree import Action
-from jax_ragrl.rollout.waiting import ContextProxy, WaitingTimes
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Question, Sampling
 from tests.rollout.tape import ANN, BOB, Tape
@@ -182,12 +181,3 @@ def test_a_branch_joins_the_stream_that_samples_another_one(shapes: Shapes):
     forest = collect(Conversation(), single_chain, (ANN, BOB), environment, lockstep=False)
     assert forest.leaf_N.sum() == 2
     assert any("turn 1" in prompt and "Bob" in prompt for prompt in observer.arrived)
-
-
-def test_a_proxy_keeps_its_context_during_a_stream():
-    lock = threading.Lock()
-    waiting = WaitingTimes()
-    proxy = ContextProxy(ContextProxy(sampler(SLOTS), lambda: lock), lambda: waiting.call("device"))
-    for _ in proxy.stream([request("who?")], list):
-        assert lock.locked()
-    assert not lock.locked() and not hasattr(proxy, "other")

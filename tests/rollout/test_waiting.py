@@ -62,7 +62,7 @@ def test_a_rollout_is_measured(clock: Clock):
     tape = TimedTape(lambda role, *_: "[No Retrieval]")
     tape.clock = clock
     waiting = WaitingTimes()
-    collect(system(), single_chain, [ANN, BOB], waiting.observe(tape.environment()))
+    collect(system(), single_chain, [ANN, BOB], tape.environment()._replace(times=waiting))
     seconds = waiting.seconds()
     # A call per round: the route, the answer, the end; the model answers once.
     assert seconds["llm"] + seconds["device"] > 0 and seconds["host"] == 0
@@ -73,9 +73,9 @@ def test_models_on_the_devices_are_waits_for_the_devices(clock: Clock):
     tape = Tape(lambda *_: "[No Retrieval]")
     tape.on_device = True
     waiting = WaitingTimes()
-    environment = waiting.observe(tape.environment())
-    tape.complete = lambda requests: setattr(clock, "now", clock.now + 1) or []
-    assert environment.llm.complete([]) == [] and environment.llm.on_device
+    environment = tape.environment()._replace(times=waiting)
+    with environment.call(environment.llm, LLM):
+        clock.now = 1
     assert waiting.seconds() == {"device": 1, "llm": 0, "retriever": 0, "host": 0}
 
 
@@ -83,5 +83,5 @@ def test_a_stopped_rollout_ends_at_its_next_call():
     waiting = WaitingTimes()
     tape = Tape(lambda *_: waiting.stop() or "[No Retrieval]")
     with pytest.raises(RolloutStoppedError):
-        collect(system(), single_chain, [ANN], waiting.observe(tape.environment()))
+        collect(system(), single_chain, [ANN], tape.environment()._replace(times=waiting))
     assert tape.log == [("router",)]
