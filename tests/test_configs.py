@@ -16,7 +16,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import job_with_overrides
 from jax_ragrl.experiments.arms import cell_values, cells_of, load_experiment
 from jax_ragrl.experiments.claims import PAPERS as CLAIM_FILES
-from jax_ragrl.learner.objective import GROUP_ADVANTAGES
+from jax_ragrl.learner.objective import GROUP_ADVANTAGES, NORMALISED_ADVANTAGES
 from jax_ragrl.run.config import FileData, load_job, system_module
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.sampling.sampler import Shapes
@@ -86,6 +86,7 @@ def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
         return
     job = load_job(values)
     roles = job.recipe.system.roles
+    assert not (job.recipe.priced and job.objective.advantage in NORMALISED_ADVANTAGES)
     assert job.temperature > 0 and job.schedule.roles(0, tuple(roles))
     assert file.read_text(encoding="utf-8").count("ragrl ") >= 1, "a config says how it is run"
 

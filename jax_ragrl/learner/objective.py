@@ -17,7 +17,9 @@ CRITICS = ("own", "shared", "none")
 VALUE_LOSSES = ("clipped", "plain")
 GAE_ADVANTAGES = ("gae", "whitened_gae")
 SPANS = ("turn", "conversation")
-GROUP_ADVANTAGES = ("group_normalised", "group_centred", "leave_one_out", "tree_group")
+# Group rules that divide by the deviation of the group, and those that keep the rewards' scale.
+NORMALISED_ADVANTAGES = ("group_normalised", "tree_group")
+GROUP_ADVANTAGES = (*NORMALISED_ADVANTAGES, "group_centred", "leave_one_out")
 # Places of the KL penalty.
 PLACES = ("none", "reward", "terminal", "loss")
 ESTIMATORS = ("k1", "k2", "k3")

@@ -145,6 +145,7 @@ class Recipe:
         it to size batches.
       reads_leaves: whether the credit depends on the rewards of leaves; otherwise it reads only the
         rewards of actions.
+      priced: whether actions pay prices, which are small beside the reward of the answer.
     """
 
     system: System
@@ -162,6 +163,7 @@ class Recipe:
     fixed_strategies: Mapping[str, System] = dataclasses.field(default_factory=dict)
     trainable: Callable[[Forest], np.ndarray] | None = None
     reads_leaves: bool = True
+    priced: bool = False
 
     @property
     def evaluation_system(self) -> System:

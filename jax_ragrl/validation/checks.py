@@ -10,6 +10,7 @@ from jax_ragrl.config.kinds import BM25Index, Index
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.errors import UserError
+from jax_ragrl.learner.objective import NORMALISED_ADVANTAGES
 from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Data, Job, load_job, with_default_index
 from jax_ragrl.types import Question
@@ -60,8 +61,17 @@ def validate(
     if data is not None:
         findings, sample = _check_data(data, index, workdir)
         yield from findings
-    if not found:
-        yield from _check_models(load_job(values), sample, quick)
+    if found:
+        return
+    job = load_job(values)
+    if job.recipe.priced and job.objective.advantage in NORMALISED_ADVANTAGES:
+        text = (
+            f"objective.advantage {job.objective.advantage!r} divides by the deviation of a group: "
+            "where the answers of a question are equally good, the price alone decides, at any "
+            "size: use group_centred or leave_one_out, or remove the price"
+        )
+        yield Finding("warning", "config", text)
+    yield from _check_models(job, sample, quick)
 
 
 def _section(values: Mapping[str, Any], name: str, hint: Any) -> Any:

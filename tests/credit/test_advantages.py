@@ -182,6 +182,19 @@ def test_chains_have_half_the_advantage_of_their_question():
     np.testing.assert_allclose(actual, plain / 2, rtol=1e-6)
 
 
+def test_normalised_groups_count_a_price_as_much_as_the_whole_answer():
+    """Three rollouts pay for a search that adds `gain`, the fourth answers at once."""
+    price = 0.057
+    for gain in (0.0, 0.3, 1.0):
+        reward = [gain - price] * 3 + [0.0]
+        normalised = advantages(group_normalised, reward, [0] * 4, [True] * 4, 1)
+        centred = advantages(group_centred, reward, [0] * 4, [True] * 4, 1)
+        sign = 1 if gain > price else -1
+        np.testing.assert_allclose(normalised, sign * np.array([0.5] * 3 + [-1.5]), rtol=1e-3)
+        worth = (gain - price) / 4
+        np.testing.assert_allclose(centred, [worth] * 3 + [-3 * worth], rtol=1e-5)
+
+
 # --- Whitening -----------------------------------------------------------------------------------
 
 

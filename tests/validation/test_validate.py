@@ -64,6 +64,16 @@ def test_a_right_set_up_has_no_error_and_nothing_is_written(files, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("rule", ["group_normalised", "group_centred", "leave_one_out"])
+@pytest.mark.parametrize("alpha", [0.0, 0.02])
+def test_a_price_with_normalised_groups_is_a_warning(rule, alpha):
+    keys = {"credit": "rollouts", "rollouts": 4, "objective.critic": "none"}
+    keys |= {"objective.advantage": rule, "objective.kl.where": "none"}
+    found = errors(findings(keys | {"recipe.costs.alpha": alpha}, "tiny/mao_arag"))
+    assert len(found) == (alpha > 0 and rule == "group_normalised")
+    assert all(re.match("warning  config: objective.advantage .*group_centred", f) for f in found)
+
+
 CONFIG_ERRORS = [
     ({"run.stepz": 3}, r"config\.run\.stepz: did you mean steps\?"),
     ({"optimizer.policy_lr": -1}, r"optimizer\.policy_lr is -1"),

@@ -79,6 +79,7 @@ def recipe(settings: Settings) -> Recipe:
         accepts_judge=True,
         fixed_strategies=fixed_workflows(settings.system),
         trainable=None if settings.train_malformed else follows_grammar,
+        priced=settings.costs.alpha > 0,
     )
 
 
