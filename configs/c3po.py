@@ -1,6 +1,6 @@
 """C-3PO with a real policy, retriever and frozen language model (Chen et al. 2025).
 
-    ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
+    ragrl index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
     ragrl train --config=configs/c3po.py --workdir=runs/c3po \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
         --config.data.files.corpus=corpus.jsonl ...
@@ -26,8 +26,13 @@ in which no clip acts: `--config.optimizer.minibatches=1`.
 The temperature is that of their published sampler, which generated the demonstrations.
 
 Ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
-    --config.recipe.tree.router_forcing=sampled --config.recipe.tree.width=1
+    --config.recipe.tree.router_forcing=sampled --config.recipe.tree.width=1 \
+        --config.run.questions_per_step=240
     --config.recipe.tree.router_forcing=sampled
+A trajectory has about a fifth of the actions of a tree. Five times the questions per step give its
+batch about 1,024 actions, too. `run.token_budget` makes the costs of all three equal: give each the
+tokens of the run with forced routes, the sum of `policy_tokens` in its `metrics.jsonl`.
+configs/experiments/tree_or_chain.py compares both at tiny size.
 One strategy for all questions (table 3) works without training: `ragrl export`, then `ragrl
 evaluate --systems c3po_none,c3po_single,c3po_planning --style full --policy FOLDER ...`.
 
@@ -103,8 +108,10 @@ def get_config() -> ConfigDict:
                     "test": path(),
                 }
             },
+            # Exact search, as in the paper:
+            # 21 million vectors of 768 numbers take 8 GB on each of eight devices.
             # Without an encoder: --config.index.kind=bm25, which searches words.
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            "index": {"encoder": path(), "kind": "exact", "folder": "runs/index"},
             # The frozen model that plans and answers.
             "llm": {
                 "kind": "openai",

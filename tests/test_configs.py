@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
+from jax_ragrl.config.kinds import BM25Index, VectorIndex
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import job_with_overrides
 from jax_ragrl.experiments.arms import cell_values, cells_of, load_experiment
@@ -91,6 +92,15 @@ def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
     assert file.read_text(encoding="utf-8").count("ragrl ") >= 1, "a config says how it is run"
 
 
+@pytest.mark.parametrize("name", FULL)
+def test_a_config_of_a_paper_searches_exactly_like_its_paper(name):
+    index = load_job(load(name, given_to(name))).index
+    assert isinstance(index, VectorIndex) and index.kind == "exact"
+    given = {key: value for key, value in given_to(name).items() if key != "index.encoder"}
+    values = load(name, given | {"index.kind": "bm25"})  # as its comment says
+    assert load_job(values).index == BM25Index(folder=index.folder)
+
+
 def left_out(cls: type, values: Mapping[str, Any], where: str) -> list[str]:
     """The plain fields of a dataclass, and of those inside it, that a config section has not."""
     hints, missing = typing.get_type_hints(cls), list[str]()
@@ -116,6 +126,15 @@ def test_the_roles_of_an_expert_can_be_overridden():
     for name in ("opera", "tiny/opera"):
         expert = load(name, given_to(name) | roles)["recipe"]["expert"]
         assert (expert["roles"], expert["period"]) == (("plan",), 8)
+
+
+def test_the_kl_coefficient_of_mmoa_rag_stays_between_the_bounds_of_its_paper():
+    paper, code = (load(name, GIVEN) for name in ("mmoa_rag", "mmoa_rag:code"))
+    kl = load_job(paper).objective.kl
+    assert (kl.coefficient, kl.max_coefficient, kl.min_coefficient) == (0.2, 0.2, 0.06)
+    assert load_job(code).objective.kl.max_coefficient == 0  # as TRL's controller
+    with pytest.raises(UserError, match=r"max_coefficient is 0.01, below min_coefficient 0.06"):
+        load_job(load("mmoa_rag", GIVEN | {"objective.kl.max_coefficient": "0.01"}))
 
 
 LINES = [

@@ -14,6 +14,7 @@ from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, parse_numbers, print_j
 from jax_ragrl.config.arguments import CONFIG_HELP, natural, positive
 from jax_ragrl.config.overrides import PREFIX, load_config, override
 from jax_ragrl.config.schema import local
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import UserError
 
 Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
@@ -200,7 +201,7 @@ def _add_number_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None
 
 
 def _add_embed_options(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("--corpus", type=local, required=True, help="file of passages")
+    kind.add_argument("--corpus", type=data_path, required=True, help="file of passages")
     encoder = "text encoder: minilm, a folder, or OWNER/NAME (default: minilm)"
     kind.add_argument("--encoder", default="minilm", help=encoder)
     numbers = (
@@ -296,8 +297,15 @@ def run_plan(options: argparse.Namespace) -> None:
     from jax_ragrl.plan.simulate import parse_workload, simulate
     from jax_ragrl.plan.text import plan_text
     from jax_ragrl.runtime.topology import describe_devices
+    from jax_ragrl.validation.config import RUN, kind_of
 
     values = load_config(None, options.config)
+    if (kind := kind_of(values).name) != RUN:
+        raise UserError(
+            f"--config is one of supervised training ({kind}), but 'ragrl plan' only plans runs of "
+            "'ragrl train': give the config of the run that continues from its policy. Supervised "
+            "training has the policy and its optimizer alone, no critic, reference or sampler"
+        )
     run, name = build(PlanConfig, plan_values(values)), options.shape or values.get("policy")
     if not name:
         raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")

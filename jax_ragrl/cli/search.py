@@ -15,6 +15,7 @@ from jax_ragrl.cli.serving import add_serving_options, serving_settings
 from jax_ragrl.config.arguments import CONFIG_HELP, positive
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import EffectError, UserError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _add_source_options(sub: argparse.ArgumentParser) -> None:
     """Options that select a retriever, of which one is given."""
     sub.add_argument("index", nargs="?", metavar="INDEX_FOLDER", help="folder of 'ragrl index'")
     corpus = "file of the passages of INDEX_FOLDER (default: those stored in the folder)"
-    sub.add_argument("--corpus", type=local, help=corpus)
+    sub.add_argument("--corpus", type=data_path, help=corpus)
     workdir = "folder of the run of --config, which holds its index (default: a temporary folder)"
     sub.add_argument("--workdir", type=local, help=workdir)
     server = "search server or web search engine (serper, searxng)"
@@ -58,7 +59,7 @@ def _add_search_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("query", nargs="?", metavar="QUERY", help=query)
     sub.add_argument("--queries", type=local, metavar="FILE", help="file with one query per line")
     questions = "question file in any known format, whose texts are the queries"
-    sub.add_argument("--questions", type=local, metavar="FILE", help=questions)
+    sub.add_argument("--questions", type=data_path, metavar="FILE", help=questions)
     sub.add_argument("--k", type=positive, default=5, help="passages per query")
     sub.add_argument("--json", action="store_true", help="print one JSON object per query")
     run = "write a TREC run file instead of printing passages"

@@ -92,8 +92,8 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys("warmup_fraction b1 b2".split(), BELOW_ONE),
     **dict.fromkeys(
         "importance_weight_cap value_coefficient entropy_coefficient "
-        "role_weights coefficient target min_coefficient policy_lr value_lr weight_decay "
-        "kl_coefficient margin".split(),
+        "role_weights coefficient target min_coefficient max_coefficient policy_lr "
+        "value_lr weight_decay kl_coefficient margin".split(),
         NOT_NEGATIVE,
     ),
     **dict.fromkeys("value_clip horizon max_grad_norm beta alpha learning_rate".split(), POSITIVE),

@@ -37,7 +37,7 @@ class KL:
       coefficient: weight of the penalty; the initial weight if `target` is not 0.
       target: desired KL per action in nats, towards which the coefficient is adapted; 0: fixed.
       horizon: number of actions over which the coefficient adapts (Ziegler et al. 2019).
-      min_coefficient: lower bound of the adapted coefficient.
+      min_coefficient, max_coefficient: bounds of the adapted coefficient; a maximum of 0 is none.
     """
 
     where: str = "reward"
@@ -46,10 +46,16 @@ class KL:
     target: float = 0.0
     horizon: float = 10000.0
     min_coefficient: float = 0.0
+    max_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("objective.kl.where", self.where, PLACES)
         one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
+        if self.max_coefficient and self.max_coefficient < self.min_coefficient:
+            raise UserError(
+                f"objective.kl.max_coefficient is {self.max_coefficient}, below min_coefficient "
+                f"{self.min_coefficient}: raise the one, lower the other, or set the maximum to 0"
+            )
         # The gradient of k1 is that of the log-probability, whose mean is zero.
         if (self.where, self.estimator) == ("loss", "k1"):
             raise UserError(

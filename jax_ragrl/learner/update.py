@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 import warnings
 from collections.abc import Mapping, Sequence
@@ -411,6 +412,12 @@ def _adapt_kl(policy: Policy, metrics: dict[str, float], actions: int) -> Policy
     name = "kl/mean" if needs_old_logps(policy.spec) else "kl/loss"
     nats = metrics[name] * metrics["response_length/mean"]
     coefficient = adapt(
-        current, nats, actions, target=kl.target, horizon=kl.horizon, floor=kl.min_coefficient
+        current,
+        nats,
+        actions,
+        target=kl.target,
+        horizon=kl.horizon,
+        floor=kl.min_coefficient,
+        ceiling=kl.max_coefficient or math.inf,
     )
     return policy.with_state(kl_coefficient=scalar(coefficient, policy.spec.mesh))

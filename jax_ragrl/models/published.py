@@ -23,6 +23,14 @@ _LLAMA3 = functools.partial(
     qk_norm=False,
     max_positions=131072,
 )
+_LLAMA3_8B = functools.partial(
+    _LLAMA3,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    head_dim=128,
+    tie_embeddings=False,
+)
 
 MODEL_CONFIGS: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _QWEN2(
@@ -94,13 +102,9 @@ MODEL_CONFIGS: dict[str, DecoderConfig] = {
         head_dim=128,
         rope_scaling=RopeScaling("llama3", factor=32.0, original_max_positions=8192),
     ),
-    "llama-3.1-8b": _LLAMA3(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_layers=32,
-        head_dim=128,
-        tie_embeddings=False,
-        rope_scaling=RopeScaling("llama3", factor=8.0, original_max_positions=8192),
+    "llama-3-8b": _LLAMA3_8B(max_positions=8192),
+    "llama-3.1-8b": _LLAMA3_8B(
+        rope_scaling=RopeScaling("llama3", factor=8.0, original_max_positions=8192)
     ),
     "smollm2-135m": DecoderConfig(
         vocab_size=49152,
@@ -117,18 +121,21 @@ MODEL_CONFIGS: dict[str, DecoderConfig] = {
     ),
     "tiny": DecoderConfig(1024, 128, 256, 6, 4, 4, 32),  # the policy that ships with the package
 }
+# Qwen2 has the shapes of Qwen2.5.
+MODEL_CONFIGS |= {f"qwen2-{n}b": MODEL_CONFIGS[f"qwen2.5-{n}b"] for n in ("0.5", "1.5", "7")}
 SHORT_NAMES = {"smollm2": "smollm2-135m"}  # the name by which `models/by_name.py` loads it
 
 
 def published_config(name: str) -> DecoderConfig:
     """Returns the config of a published model, or of `tiny` or `smollm2`.
 
-    Organization and suffix of a published name are ignored, as in `Qwen/Qwen2.5-3B-Instruct`.
+    Organization, suffix and `Meta-` of a published name are ignored, as in
+    `Qwen/Qwen2.5-3B-Instruct` and `meta-llama/Meta-Llama-3-8B`.
 
     Raises:
       UserError: no such model; the message lists the valid names.
     """
-    short = name.lower().rpartition("/")[-1]
+    short = name.lower().rpartition("/")[-1].removeprefix("meta-")
     short = SHORT_NAMES.get(short, short)
     for size, config in MODEL_CONFIGS.items():
         if short == size or (short.startswith(f"{size}-") and size != "tiny"):

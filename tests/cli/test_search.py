@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from jax_ragrl.cli.main import main
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.retrieval.index import open_index
@@ -57,6 +58,16 @@ def test_a_run_file_has_the_hits_of_every_question(folder, tmp_path):
     hits = retriever(folder).search([question.text for question in questions], 4)
     expected = [(q.id, p.id) for q, h in zip(questions, hits, strict=True) for p in h.passages]
     assert [(row[0], row[2]) for row in rows] == expected and {row[5] for row in rows} == {"mine"}
+
+
+def test_questions_and_passages_may_be_names(folder, capsys):
+    """The names of docs/howto/own_data.md, as in every other command."""
+    words = ["search", f"{folder}/index", "--questions", "nq:dev", "--k", "1", "--json"]
+    assert main(words) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["query"] for row in rows] == [q.text for q in load_questions(data_path("nq:dev"))]
+    assert main([*words, "--corpus", "nq:corpus"]) == 2
+    assert "does not exist" not in capsys.readouterr().err  # found, but other passages
 
 
 def test_queries_of_a_file_are_searched_in_order(folder, tmp_path, capsys):

@@ -44,7 +44,8 @@ GRPO = Objective(
     aggregation="sequence_mean",
 )
 STEERED = dataclasses.replace(
-    GRPO, kl=KL("loss", "k3", 0.1, target=3.0, horizon=60.0, min_coefficient=0.05)
+    GRPO,
+    kl=KL("loss", "k3", 0.1, target=3.0, horizon=60.0, min_coefficient=0.05, max_coefficient=0.25),
 )
 GRPO_ADAM = Optimizer(0.1, schedule="constant", epochs=3)
 

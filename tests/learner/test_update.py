@@ -495,6 +495,7 @@ def test_an_adaptive_kl_coefficient_moves_and_is_saved(tmp_path):
         (2, {"kl/mean": 1.0, "kl/loss": 9.0}, 6, 0.1 * (1 + (2.5 / 3 - 1) * 6 / 60)),
         (1, {"kl/mean": 9.0, "kl/loss": 1.4}, 6, 0.1 * (1 + (3.5 / 3 - 1) * 6 / 60)),
         (2, {"kl/mean": 0.0}, 600, 0.05),  # the floor
+        (2, {"kl/mean": 99.0}, 6000, 0.25),  # the ceiling
     ],
 )
 def test_a_kl_coefficient_adapts_to_nats_per_action(epochs, metrics, actions, expected):

@@ -30,6 +30,7 @@ from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
 from jax_ragrl.plan.abstract_arrays import compile_program
 from jax_ragrl.plan.operations import head_flops, layers_flops
@@ -263,6 +264,34 @@ def test_an_architecture_is_that_of_a_folder_or_a_published_model(model_folders,
     assert [policy.config.num_layers for policy in policies.values()] == [1, 36] and not unknown
     with pytest.raises(UserError, match="policies names 'filter': this system has policy"):
         policies_of(dataclasses.replace(RUN, policies=(("filter", "llm"),)), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("Qwen/Qwen2-0.5B", "qwen2.5-0.5b"),
+        ("Qwen2-1.5B", "qwen2.5-1.5b"),
+        ("Qwen2-7B-Instruct", "qwen2.5-7b"),
+        ("Llama-3-8B-Instruct", "llama-3-8b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+    ],
+)
+def test_the_models_of_the_papers_have_names(name, size):
+    assert config_named(name) == MODEL_CONFIGS[size]
+    old, new = MODEL_CONFIGS["llama-3-8b"], MODEL_CONFIGS["llama-3.1-8b"]
+    changes = {"max_positions": old.max_positions, "rope_scaling": old.rope_scaling}
+    assert dataclasses.replace(new, **changes) == old and old.max_positions == 8192
+
+
+@pytest.mark.parametrize(
+    "name", ["warmup_c3po", "tiny/sft_c3po", "tiny/warmup", "tiny/vanilla_sft"]
+)
+def test_a_config_of_supervised_training_is_refused_by_name(name, capsys):
+    config = f"--config={CONFIGS / name}.py"
+    assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 2
+    line = capsys.readouterr().err
+    assert "'ragrl plan' only plans runs of 'ragrl train'" in line and line.count("\n") == 1
 
 
 def test_width_and_policies_come_from_the_recipe():

@@ -2,9 +2,10 @@
 
 Shi et al. 2024, "REPLUG: Retrieval-Augmented Black-Box Language Models".
 
-Departure from the paper: it averages the probabilities of every next token, which the interface of
+Departures from the paper: it averages the probabilities of every next token, which the interface of
 a frozen language model does not provide. Here each passage votes with its full weight for the one
-greedy answer from it. Answers that differ only in case, articles or punctuation are equal.
+greedy answer from it. Answers that differ only in case, articles or punctuation are equal. The
+retriever is not tuned: REPLUG LSR, which C-3PO's table calls retriever fine-tuning, is not here.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ Departures from the paper and its published code
  14. The paper states no limit for roadmaps and answers of the frozen model. `configs/c3po.py` has
      the code's 2,048 tokens; the default of `system.reply_tokens` is 256.
  15. The fixed strategy `Retrieval` of table 3 searches for the question itself; the policy writes
-     no query.
+     no query, which it does in training after the forced prefix (`router_forcing="prefix"`).
  16. After an empty selection a note says that the query found nothing. The decision maker and the
      model that answers read the note, and it counts as a document (`system.max_documents`). A query
      that was made before returns the next page.

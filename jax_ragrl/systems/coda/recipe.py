@@ -15,8 +15,9 @@ Departures from the paper and its published code
   5. `paper()`: the executors share one point for format, and their refined texts are joined;
      `code()`: each executor is judged separately (the mean for format, any for refinement). Without
      an executor neither gives that point. The format of a planner is the code's: think, task and
-     answer. So is that of an executor: think, search, refine and answer, all required; the paper
-     names only search and result.
+     answer. So is that of an executor: think, search, refine and answer, all required; eq. 6 names
+     only task and answer, search and result. So the reward of `paper()` is the code's with another
+     rule for several executors.
   6. The instructions pass through the chat template; without `as_chat_turns` (as in the paper) the
      text after them is one long turn of the assistant.
   7. Groups are questions of the batch; with the row numbers of the code, two data sets may share a

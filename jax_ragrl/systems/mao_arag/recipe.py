@@ -27,6 +27,9 @@ Departures from the paper and its published code
      (`system.reply_tokens`).
   9. `configs/mao_arag.py` takes one optimizer step per batch of rollouts, as the code does: 96
      rollouts in batches of 96.
+ 10. The paper scales the token cost to a range between 0 and 1; here a turn of many long calls may
+     cost more than 1.
+ 11. Advantages are whitened over the batch, as in the code; eq. 8 has plain ones.
 The costs have equal weights in the paper, and 1 : 0.25 : 0.5 in the code (`code()`), whose unit of
 token costs is 5e-4 dollars instead of 6.02e-4.
 """

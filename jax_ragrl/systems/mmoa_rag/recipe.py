@@ -29,6 +29,13 @@ Departures from the paper and its published code
   9. The warm starts of RRR and BGM are MMOA-RAG's; each of their papers makes one from the
      successes of its frozen model. RRR and BGM have no configuration at the paper's size, only
      `configs/tiny/one_module.py`.
+ 10. The KL coefficient falls from a maximum of 0.2 to a minimum of 0.06 (table 6) by a rule that
+     the paper does not state. `configs/mmoa_rag.py` has the code's adaptive controller between
+     these bounds; the code's own has a minimum alone.
+ 11. Eq. 11 adds up the agents. Here the loss is one mean over the tokens of all agents, as in the
+     code, so that an agent weighs as much as it writes; `objective.aggregation=role_sum` adds up
+     the mean of each.
+ 12. Advantages are whitened over the batch, as in the code; the paper's equations have plain ones.
 The paper has its KL in the reward of the last token, the code in that of every token: this and the
 learning rate are settings of the objective (`configs/mmoa_rag.py`).
 """

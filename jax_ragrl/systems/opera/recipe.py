@@ -42,6 +42,12 @@ Departures from the paper and its published code
  13. Algorithm 1 has one set of gold passages per question, and the reward of a rewritten query is
      per sub-goal (eq. 10). If a plan has as many steps as MuSiQue's decomposition, only the passage
      of its step counts; otherwise all gold passages of the question do.
+ 14. A placeholder of the paper has the type of the answer, `[t from step j]` (section 3, figure 9);
+     the prompt here asks for `[answer j]`. Both forms are read.
+ 15. The rewriter's strategy is free text in the paper (figure 11). Here the prompt offers four
+     (`grammar.STRATEGIES`), and any other costs a tenth of the form's reward.
+ 16. `--writer labels` writes plans of one step, so that the paper's supervised row (tables 2 and
+     3), trained on decomposed sub-problems, needs a large model as the writer.
 """
 
 from __future__ import annotations
