@@ -99,9 +99,10 @@ class DecoderConfig:
                 f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly: "
                 "choose num_kv_heads that divides num_heads"
             )
-        if self.head_dim % 2:
+        if self.head_dim < 1 or self.head_dim % 2:
             raise UserError(
-                f"head_dim {self.head_dim} is odd, rotary embedding needs pairs: give an even one"
+                f"head_dim is {self.head_dim}, but rotary embedding needs pairs: give an even "
+                "number from 2"
             )
         one_of("remat", self.remat, REMAT)
         one_of("attention", self.attention_impl, IMPLEMENTATIONS)

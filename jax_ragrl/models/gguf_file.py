@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -32,6 +33,8 @@ MAGIC = b"GGUF"
 CACHE_VARIABLE = "RAGRL_CACHE"
 VERSION = 1  # of the conversion: another one makes another folder
 SHARD_BYTES = 5_000_000_000
+ARRAY = 9  # the type of an array in the metadata
+MAX_READS = 1 << 23  # values in the header; a vocabulary of 262,000 tokens takes 2 million
 SAMPLE = 1 << 20  # bytes at either end of a file that its key depends on
 
 DTYPES = {"F16": "float16", "BF16": "bfloat16"}  # any other becomes float32
@@ -154,7 +157,7 @@ class GGUF:
         """
         reader = _open(path)
         self.path = path
-        self.fields = _Fields(reader.fields)
+        self.fields = _Fields(path, reader.fields)
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.config = self._config()
         self.decoder_config = hf_config.from_hf(self.config)
@@ -174,6 +177,8 @@ class GGUF:
         tokens = self.fields.below("tokenizer.ggml.")
         gguf_tokenizer.build_tokenizer(tokens).save(str(folder / "tokenizer.json"))
         template = self.fields.get("tokenizer.chat_template")
+        if not isinstance(template, str | None):
+            raise UserError(f"{self.path} has a chat template that is no text: download it again")
         length = self.config["max_position_embeddings"]
         settings = gguf_tokenizer.tokenizer_config(tokens, template, length)
         hf.write_json(folder / "tokenizer_config.json", settings)
@@ -207,31 +212,36 @@ class GGUF:
         values = self.fields.below(f"{kind}.")
         heads = self._number(values, "attention.head_count")
         sizes = {ours: self._number(values, theirs) for ours, theirs in REQUIRED.items()}
-        head_dim = values.get("attention.key_length") or sizes["hidden_size"] // heads
+        default = sizes["hidden_size"] // heads
+        head_dim = self._number(values, "attention.key_length", default)
         if values.get("rope.dimension_count", head_dim) != head_dim:
             raise UserError(f"{self.path} rotates only part of each head: this is not implemented")
-        theta = float(values.get("rope.freq_base", 10000.0))
-        ids = {ours: self.fields.get(f"tokenizer.ggml.{name}") for ours, name in TOKEN_IDS.items()}
+        theta = self._float(values, "rope.freq_base", 10000.0)
+        tokens = self.fields.below("tokenizer.ggml.")
         return {
             "architectures": [hf_config.FAMILIES[kind].architecture],
             "model_type": kind,
             **sizes,
-            "num_key_value_heads": values.get("attention.head_count_kv", heads),
+            "num_key_value_heads": self._number(values, "attention.head_count_kv", heads),
             "head_dim": head_dim,
-            "vocab_size": int(self._tensor(TOP_NAMES["embed"]).shape[-1]),
-            # Stored as float32: 1e-5 reads as 9.999999747378752e-06.
-            "rms_norm_eps": float(f"{values['attention.layer_norm_rms_epsilon']:.6g}"),
-            "rope_theta": float(f"{theta:.6g}"),
+            # The outermost axis; 0 if there is none.
+            "vocab_size": int(next(reversed(self._tensor(TOP_NAMES["embed"]).shape), 0)),
+            "rms_norm_eps": self._float(values, "attention.layer_norm_rms_epsilon"),
+            "rope_theta": theta,
             "rope_scaling": self._rope_scaling(values, head_dim, theta),
             "tie_word_embeddings": TOP_NAMES["lm_head"] not in self.tensors,
             "hidden_act": "silu",
             "torch_dtype": "float32",
-            **{name: number for name, number in ids.items() if number is not None},
+            **{
+                ours: self._number(tokens, theirs, least=0)
+                for ours, theirs in TOKEN_IDS.items()
+                if theirs in tokens
+            },
         }
 
     def _family(self) -> str:
         """The model type of a supported file."""
-        kind = self.fields.get("general.architecture")
+        kind = str(self.fields.get("general.architecture"))
         if kind not in hf_config.FAMILIES:
             raise UserError(
                 f"{self.path} has the architecture {kind!r}, which is not supported: use one of "
@@ -239,21 +249,33 @@ class GGUF:
             )
         if self.fields.get(f"{kind}.expert_count"):
             raise UserError(f"{self.path} is a mixture of experts, which is not implemented")
-        if self.fields.get("split.count", 1) > 1:
+        if self._number(self.fields.below("split."), "count", 1) > 1:
             raise UserError(
                 f"{self.path} is one part of several: merge them with llama.cpp's "
                 "'llama-gguf-split --merge' and give the result"
             )
-        return str(kind)
+        return kind
 
-    def _number(self, values: Mapping[str, Any], name: str) -> int:
-        value = values.get(name)
-        if not isinstance(value, int):
+    def _number(
+        self, values: Mapping[str, Any], name: str, default: int | None = None, least: int = 1
+    ) -> int:
+        value = values.get(name, default)
+        if type(value) is not int or value < least:
             raise UserError(
-                f"{self.path} gives {name} as {value!r}, but one integer for all layers is "
-                "implemented: use another model"
+                f"{self.path} gives {name} as {value!r}, but one integer from {least} for all "
+                "layers is implemented: use another model"
             )
         return value
+
+    def _float(self, values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+        value = values.get(name, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise UserError(
+                f"{self.path} gives {name} as {value!r}, but it has to be a number above 0: "
+                "download it again"
+            )
+        # Stored as float32: 1e-5 reads as 9.999999747378752e-06.
+        return float(f"{value:.6g}")
 
     def _tensor(self, name: str) -> Any:
         if name not in self.tensors:
@@ -306,9 +328,18 @@ class GGUF:
 class _Fields:
     """Metadata by name; a value is decoded when it is read."""
 
-    def __init__(self, fields: Mapping[str, Any]):
+    def __init__(self, path: Path, fields: Mapping[str, Any]):
+        self._path = path
         self._fields = fields
-        self._read = functools.cache(lambda name: fields[name].contents())
+        self._read = functools.cache(self._contents)
+
+    def _contents(self, name: str) -> Any:
+        try:
+            return self._fields[name].contents()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{self._path} has {name} in another encoding than UTF-8: download it again"
+            ) from error
 
     def __getitem__(self, name: str) -> Any:
         return self._read(name)
@@ -334,9 +365,36 @@ def _open(path: Path) -> Any:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise UserError(f"{path} is not a GGUF file: download it again")
+
+    class Reader(GGUFReader):
+        """Raises where `GGUFReader` takes the bytes behind the end of the file for empty values.
+
+        A count in the header is then no longer than the file, whatever it says.
+        """
+
+        reads = 0
+
+        def _get(
+            self, offset: int, dtype: Any, count: int = 1, override_order: Any = None
+        ) -> np.ndarray:
+            self.reads += 1
+            if self.reads > MAX_READS:
+                raise ValueError("its metadata are too large")
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("it ends too early")
+            return super()._get(offset, dtype, count, override_order)
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            # Each level of arrays of arrays would copy all that is in it.
+            if raw_type == ARRAY and self._get(orig_offs, np.uint32)[0] == ARRAY:
+                raise ValueError("it has an array of arrays")
+            return super()._get_field_parts(orig_offs, raw_type)
+
     try:
-        return GGUFReader(path)
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+        # Numbers that overflow give offsets behind the end of the file.
+        with np.errstate(all="ignore"):
+            return Reader(path)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise UserError(f"{path} is not a whole GGUF file ({error}): download it again") from error
 
 
@@ -364,7 +422,7 @@ def llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[str
     Raises:
       UserError: these numbers do not give the factors of the file.
     """
-    scaling = RopeScaling("llama3", factor=float(factors.max()))
+    scaling = RopeScaling("llama3", factor=float(factors.max(initial=1.0)))
     plain, _ = frequencies(head_dim, theta, None)
     llama3, _ = frequencies(head_dim, theta, scaling)
     if factors.shape != plain.shape or not np.allclose(plain / llama3, factors, rtol=1e-3):

@@ -29,6 +29,7 @@ from jax_ragrl.errors import UserError
 # Of tokenizer.ggml.token_type.
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
+MAX_PIECE = 1024  # characters; the work for a piece grows with their square
 SPACE = "\u2581"  # SentencePiece's spelling of a space
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -63,23 +64,31 @@ def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
       fields: values by the names that follow `tokenizer.ggml.` in the file.
 
     Raises:
-      UserError: another kind of tokenizer, or an unknown splitting rule.
+      UserError: another kind of tokenizer, an unknown splitting rule, or damaged fields.
     """
     kinds = {BYTE_LEVEL: _byte_level, SENTENCE_PIECE: _sentence_piece}
-    if (model := fields.get("model")) not in kinds:
+    if (model := str(fields.get("model"))) not in kinds:
         raise UserError(
             f"this GGUF file has a tokenizer of kind {model!r}, but only byte-level BPE ('gpt2': "
             "Qwen, Llama 3, SmolLM2) and SentencePiece BPE ('llama': Llama 2, TinyLlama) are "
             "supported: give the original folder"
         )
-    types = fields.get("token_type") or [NORMAL] * len(fields["tokens"])
-    tokenizer = kinds[model](fields, types)
-    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        texts = [text for text, t in zip(fields["tokens"], types, strict=True) if t == kind]
-        added = [AddedToken(text, special=special, normalized=False) for text in texts]
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
-    tokenizer.post_processor = _ends(fields)
-    return tokenizer
+    try:
+        types = fields.get("token_type") or [NORMAL] * len(fields["tokens"])
+        tokenizer = kinds[model](fields, types)
+        for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+            texts = [text for text, t in zip(fields["tokens"], types, strict=True) if t == kind]
+            added = [AddedToken(text, special=special, normalized=False) for text in texts]
+            (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+        tokenizer.post_processor = _ends(fields)
+        return tokenizer
+    except UserError:
+        raise
+    except Exception as error:  # the package tokenizers raises no other class
+        raise UserError(
+            f"the tokenizer of this GGUF file is damaged ({type(error).__name__}: {error}): "
+            "download it again"
+        ) from error
 
 
 def _byte_level(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
@@ -138,6 +147,8 @@ def _merges_by_score(
         for token, score, kind in zip(tokens, scores, types, strict=True)
         if kind == NORMAL
     }
+    if (longest := max(map(len, pieces), default=0)) > MAX_PIECE:
+        raise ValueError(f"a piece has {longest} characters")
     merges = [
         (score, len(token[:cut]), token[:cut], token[cut:])
         for token, score in pieces.items()

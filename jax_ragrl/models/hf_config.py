@@ -235,7 +235,8 @@ def _family(raw: Mapping[str, Any]) -> Family:
 
 def _check_fields(raw: Mapping[str, Any]) -> None:
     """Raises `UserError` for a field that is not implemented; warns of those that are unknown."""
-    for name in REQUIRED:
+    optional = [name for name in ("num_key_value_heads", "head_dim") if raw.get(name) is not None]
+    for name in (*REQUIRED, *optional):
         value, largest = raw.get(name), MAX_LAYERS if name == "num_hidden_layers" else MAX_SIZE
         if type(value) is not int or not 0 < value <= largest:
             raise UserError(

@@ -124,7 +124,11 @@ def _indexed(folder: Path) -> dict[str, Path]:
 def weight_map_of(index: Path) -> dict[str, str]:
     """The file of each tensor by an index of shards; `UserError` if the index is damaged."""
     files = read_object(index, "copy it again").get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+    # The files are beside the index: a path could leave the folder, and no file name is longer.
+    if not isinstance(files, dict) or not all(
+        isinstance(file, str) and Path(file).name == file and len(file.encode()) < 256
+        for file in files.values()
+    ):
         raise UserError(f"{index} is damaged (it has no weight_map of file names): copy it again")
     return files
 
@@ -142,10 +146,16 @@ def read(path: Path, name: str, index: tuple[slice, ...]) -> np.ndarray:
     would count as memory of this process.
 
     Raises:
-      UserError: the tensor holds integers, NaN or infinities.
+      UserError: the file lacks the tensor, or it holds integers, floats that NumPy has not, NaN or
+        infinities.
     """
     with _open(path) as f:
-        values: np.ndarray = f.get_slice(name)[index]
+        try:
+            values: np.ndarray = f.get_slice(name)[index]
+        except (SafetensorError, AttributeError) as e:  # the latter for floats of eight bits
+            raise UserError(
+                f"{path}: {name} cannot be read ({e}): copy it again, or convert it to bfloat16"
+            ) from e
     if not jnp.issubdtype(values.dtype, jnp.floating):
         raise UserError(f"{path}: {name} holds {values.dtype}, not floats: copy it again")
     # One pass: the sum of finite weights is finite, and NaN and infinity remain in every sum.

@@ -89,12 +89,15 @@ def write_gguf(
     fields: dict[str, Any] | None = None,
     pieces: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes a model as llama.cpp's converter does; `fields` are integers that go into the header,
-    `extra` are more tensors, `pieces` are the fields of a SentencePiece tokenizer."""
+    """Writes a model as llama.cpp's converter does; `fields` replace those of the header, None
+    leaves one out, `extra` are more tensors, `pieces` are the fields of a SentencePiece tokenizer.
+    """
     writer, rng = gguf.GGUFWriter(path, raw["model_type"]), np.random.default_rng(1)
     _write_header(writer, raw, pre, pieces)
-    for name, number in (fields or {}).items():
-        writer.add_uint32(name, number)
+    for name, value in (fields or {}).items():
+        writer.kv_data[-1].pop(name, None)
+        if value is not None:
+            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     weights = weights if weights is not None else random_weights(raw)
     for stored, name, layer, _ in hf.stored_tensors(hf_config.from_hf(raw)):
         value, target = weights[stored], gguf_file.gguf_name(name, layer)

@@ -321,7 +321,7 @@ def test_every_dimension_has_a_logical_axis():
     ("make", "words"),
     [
         (lambda: dataclasses.replace(TINY, num_kv_heads=3), "4 heads cannot share 3"),
-        (lambda: dataclasses.replace(TINY, head_dim=7), "head_dim 7 is odd"),
+        (lambda: dataclasses.replace(TINY, head_dim=7), "head_dim is 7"),
         (lambda: dataclasses.replace(TINY, sliding_layers=(0,)), "sliding_window is not set"),
         (
             lambda: dataclasses.replace(TINY, attention_impl="flash"),

@@ -1,9 +1,12 @@
 """GGUF files: converted values, config and tokenizer, and the cache that holds the result."""
 
+import contextlib
 import itertools
 import json
+import os
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import decoding
@@ -304,6 +307,94 @@ def test_a_file_of_another_architecture_or_not_whole_says_so(tmp_path, cache):
     with pytest.raises(UserError, match="not a whole GGUF file"):
         gguf_file.convert(tmp_path / "half.gguf")
     assert not list(cache.glob("*"))
+
+
+DAMAGED = {
+    "llama.attention.head_count": (0, 2**31 - 1, "9", [9], None, True),
+    "llama.attention.head_count_kv": (0, -1, "3"),
+    "llama.attention.key_length": (0, 7, "64"),
+    "llama.embedding_length": (1, 2**31 - 1, 576.0),
+    "llama.block_count": (2**31 - 1, 0),
+    "llama.rope.freq_base": ("1e5", [1.0], 0.0, float("nan")),
+    "llama.attention.layer_norm_rms_epsilon": ("1e-5", [1e-5], None, float("inf")),
+    "split.count": ("3", [1]),
+    "general.architecture": (["llama"], 3, None),
+    "tokenizer.chat_template": ([1], 3),
+    "tokenizer.ggml.model": (["gpt2"], None),
+    "tokenizer.ggml.pre": (["smollm"], None),
+    "tokenizer.ggml.bos_token_id": ("1", -1, 2**31 - 1),
+    "tokenizer.ggml.tokens": ([1], ["a", "b"], "ab", None),
+    "tokenizer.ggml.token_type": ([1], ["a"], 1),
+    "tokenizer.ggml.merges": (["not known"], ["a"], [1], 1, None),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_field_of_another_kind_is_an_error_that_says_so(name, tmp_path):
+    for number, value in enumerate(DAMAGED[name]):
+        path = tmp_path / f"{number}.gguf"
+        gguf_models.write_gguf(path, raw=SMALL, fields={name: value})
+        with pytest.raises(UserError, match=r": (use|give|download|choose|it must)"):
+            gguf_file.convert(path)
+
+
+def test_a_name_that_is_no_text_is_an_error_that_says_so(tmp_path):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL)
+    path.write_bytes(path.read_bytes().replace(b"smollm", b"smoll\xff"))
+    with pytest.raises(UserError, match=r"tokenizer.ggml.pre in another encoding than UTF-8"):
+        gguf_file.convert(path)
+
+
+def test_a_count_beyond_the_end_of_a_file_is_no_work(tmp_path):
+    """Each of these ran for as long as the count says, or copied as often as arrays are nested."""
+    begin = b"GGUF" + (3).to_bytes(4, "little")
+    huge, one, zero = ((2**n).to_bytes(8, "little") for n in (60, 0, 0))
+    array = gguf_file.ARRAY.to_bytes(4, "little")
+    field = one + b"a" + array
+    nested = (array + one) * 20_000
+    for rest in (
+        huge + zero,  # tensors
+        bytes(8) + huge,  # fields
+        bytes(8) + one + field + bytes(4) + huge + b"1" * 99,  # numbers of an array
+        bytes(8) + one + field + array + huge + b"1" * 99,
+        bytes(8) + one + field + nested,
+    ):
+        (tmp_path / "m.gguf").write_bytes(begin + rest)
+        with pytest.raises(UserError, match="not a whole GGUF file"):
+            gguf_file.read_config(tmp_path / "m.gguf")
+
+
+FUZZED = SMALL | {"hidden_size": 32, "head_dim": 16, "num_attention_heads": 2, "vocab_size": 270}
+
+
+@pytest.mark.parametrize("pieces", [None, "sentence pieces"])
+def test_any_bytes_are_a_model_or_an_error_that_says_so(pieces, tmp_path_factory):
+    folder, size = tmp_path_factory.mktemp("fuzz"), len(PIECES) if pieces else 270
+    fields = PIECE_FIELDS if pieces else None
+    raw = FUZZED | {"intermediate_size": 32, "num_key_value_heads": 1, "vocab_size": size}
+    whole = gguf_models.write_gguf(folder / "m.gguf", raw=raw, pieces=fields).read_bytes()
+    header = (
+        whole.index(b"general.")
+        + len(whole)
+        - 4 * sum(w.size for w in gguf_models.random_weights(raw).values())
+    )
+    numbers = st.sampled_from([0, 1, 8, 9, 2**16, 2**31, 2**63 - 1, 2**64 - 1])
+    new = numbers.map(lambda n: n.to_bytes(8, "little")) | st.binary(min_size=1, max_size=4)
+
+    count = int(os.environ.get("HYPOTHESIS_EXAMPLES", "150"))
+
+    @hypothesis.settings(max_examples=count, deadline=None, database=None)
+    @hypothesis.given(st.lists(st.tuples(st.integers(8, header), new), min_size=1, max_size=3))
+    def check(changes):
+        content = bytearray(whole)
+        for at, value in changes:
+            content[at : at + len(value)] = value
+        (folder / "m.gguf").write_bytes(content)
+        with contextlib.suppress(UserError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gguf_file.convert(folder / "m.gguf")
+
+    check()
 
 
 def test_a_file_is_converted_once_and_again_after_it_changed(tmp_path, monkeypatch):

@@ -18,9 +18,10 @@ from typing import NamedTuple
 from jax_ragrl.corpus.formats.files import read_text
 from jax_ragrl.corpus.formats.html_text import html_sections
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import HALF
 from jax_ragrl.types import Passage, Question
 
-HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t#]*$")  # the ATX headings of CommonMark
+HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*)$")  # the ATX headings of CommonMark
 FENCE = re.compile(r" {0,3}(```+|~~~+)")  # of a block of code, in which # begins no heading
 INSTALL = "pip install 'jax_ragrl[documents]'"
 
@@ -53,7 +54,7 @@ def markdown_sections(lines: Iterable[str]) -> Iterator[Section]:
         match = None if fence else HEADING.match(line)
         if match:
             yield Section(heading, "\n".join(text))
-            heading, text = match[2], []
+            heading, text = match[1].rstrip(" \t#"), []
         else:
             text.append(line)
     yield Section(heading, "\n".join(text))
@@ -74,10 +75,11 @@ def _pdf(path: pathlib.Path) -> Iterator[Section]:
         raise UserError(f"{path} needs pypdf, which is not installed: run {INSTALL}") from error
     try:
         for n, page in enumerate(pypdf.PdfReader(path).pages, start=1):
-            yield Section("", page.extract_text(), f"page={n}")
-    except (pypdf.errors.PyPdfError, pypdf.errors.DependencyError, ValueError) as error:
+            yield Section("", HALF.sub("\ufffd", page.extract_text()), f"page={n}")
+    except Exception as error:  # pypdf raises nearly every kind of error for damaged files
+        why = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{path}: unreadable PDF ({error}): repair or decrypt it, or remove it"
+            f"{path}: unreadable PDF ({why}): repair or decrypt it, or remove it"
         ) from error
 
 
@@ -95,7 +97,7 @@ def document_files(path: pathlib.Path) -> list[pathlib.Path]:
     """Returns the documents of a folder and the folders below it, sorted, or a file alone.
 
     Raises:
-      UserError: the file has another suffix than documents.
+      UserError: the file has another suffix than documents, or a link leaves the folder.
     """
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
@@ -103,12 +105,19 @@ def document_files(path: pathlib.Path) -> list[pathlib.Path]:
                 f"{path} lacks the suffix of a document ({', '.join(READERS)}): name another format"
             )
         return [path]
-    files = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-    return sorted(file for file in files if file.is_file() and not _is_hidden(file, path))
-
-
-def _is_hidden(file: pathlib.Path, folder: pathlib.Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+    files = list[pathlib.Path]()
+    for file in sorted(path.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if is_hidden or file.suffix.lower() not in SUFFIXES or not file.is_file():
+            continue
+        # Otherwise a folder of someone else could put any file of this machine into a corpus.
+        if file.is_symlink() and not file.resolve().is_relative_to(path.resolve()):
+            raise UserError(
+                f"{file} is a link to {file.resolve()}, outside of {path}: copy the file into the "
+                "folder, or remove the link"
+            )
+        files.append(file)
+    return files
 
 
 def slug(heading: str) -> str:

@@ -1,8 +1,13 @@
-"""The text of HTML pages by section, with the parser of the standard library."""
+"""The text of HTML pages by section, in one pass over the page.
+
+Tags, comments and declarations end as in the HTML standard (section 13.2.5), so that any page can
+be read, in linear time. `html.parser` raises for `<![x[`, and its time is quadratic in unclosed
+comments and tags.
+"""
 
 from __future__ import annotations
 
-import html.parser
+import html
 import re
 from typing import NamedTuple
 
@@ -13,6 +18,23 @@ INLINE = frozenset(
     "a abbr b bdi bdo cite code data dfn em i kbd mark q rp rt ruby s samp small span strong sub "
     "sup time u var wbr".split()
 )
+# What begins with `<`. The repetitions are possessive and every alternative also ends with the
+# page, so that none is tried twice from the same place.
+MARKUP = re.compile(
+    r"""<(?:
+      !--(?:-?>|(?s:.*?)(?:--!?>|\Z))                    # a comment
+    | (?:[!?]|/(?![a-zA-Z]))[^>]*+>?                     # a declaration
+    | (?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)             # a tag, with values in quotes
+      (?:=\s*+(?:"[^"]*+"?|'[^']*+'?)|[^>])*+>?
+    )""",
+    re.VERBOSE,
+)
+# Elements that hold text alone, in which `<` begins no other tag than their own end.
+TEXT_ENDS = {
+    name: re.compile(rf"</{name}(?=[\s/>])|\Z", re.IGNORECASE) for name in ("script", "style")
+}
+# A number of a character too long to be one, which `html.unescape` would refuse to read.
+LONG_NUMBER = re.compile(r"&#[0-9]{99,}+;?")
 
 
 class HtmlSection(NamedTuple):
@@ -22,38 +44,40 @@ class HtmlSection(NamedTuple):
     text: str
 
 
-class _Sections(html.parser.HTMLParser):
+class _Sections:
     """Collects sections; the text of hidden elements is left out."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.sections: list[tuple[list[str], list[str]]] = [([], [])]
         self._hidden: list[str] = []
         self._in_heading = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def start(self, tag: str) -> None:
         if tag in HIDDEN or (tag == "body" and self._hidden == ["head"]):
             # `</head>` is optional in HTML: the body ends a head without it.
-            self._hidden = [] if tag == "body" else [*self._hidden, tag]
+            if tag == "body":
+                self._hidden = []
+            elif tag not in self._hidden:
+                self._hidden.append(tag)
         elif tag in HEADINGS and not self._hidden:
             self.sections.append(([], []))
             self._in_heading = True
         elif tag not in INLINE:
-            self.handle_data("\n")
+            self.add("\n")
 
-    def handle_endtag(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         if tag in self._hidden:
             # Elements that were not closed within this one end with it.
             del self._hidden[self._hidden.index(tag) :]
         elif tag in HEADINGS:
             self._in_heading = False
         elif tag not in INLINE:
-            self.handle_data("\n")
+            self.add("\n")
 
-    def handle_data(self, data: str) -> None:
+    def add(self, text: str) -> None:
         if not self._hidden:
-            heading, text = self.sections[-1]
-            (heading if self._in_heading else text).append(data)
+            heading, body = self.sections[-1]
+            (heading if self._in_heading else body).append(text)
 
 
 def _lines(parts: list[str]) -> str:
@@ -65,10 +89,32 @@ def _lines(parts: list[str]) -> str:
 
 def html_sections(text: str) -> list[HtmlSection]:
     """Returns the sections of an HTML page, one per heading of any level."""
-    parser = _Sections()
-    parser.feed(text)
-    parser.close()
+    sections, position = _Sections(), 0
+    while position < len(text):
+        match = MARKUP.search(text, position)
+        start = match.start() if match else len(text)
+        sections.add(_unescaped(text[position:start]))
+        position = match.end() if match else len(text)
+        if not match or not match["name"]:
+            continue
+        if not match[0].endswith(">"):
+            sections.add(_unescaped(match[0]))  # the page ends in it: perhaps it is no tag
+            continue
+        tag, closes_itself = match["name"].lower(), match[0].endswith("/>")
+        if not match["end"]:
+            sections.start(tag)
+        if match["end"] or closes_itself:
+            sections.end(tag)
+        elif tag in TEXT_ENDS:
+            end = TEXT_ENDS[tag].search(text, position)
+            assert end is not None  # the end of the page is one
+            sections.add(_unescaped(text[position : end.start()]))
+            position = end.start()
     return [
         HtmlSection(" ".join(_lines(heading).split()), _lines(body))
-        for heading, body in parser.sections
+        for heading, body in sections.sections
     ]
+
+
+def _unescaped(text: str) -> str:
+    return html.unescape(LONG_NUMBER.sub("\ufffd", text))
