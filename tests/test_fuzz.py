@@ -26,12 +26,14 @@ from hypothesis import strategies as st
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.corpus.formats import FORMATS, load_passages, load_questions
+from jax_ragrl.corpus.formats.html_text import html_sections
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import safetensors_io
 from jax_ragrl.models.hf import load_decoder, read_config
 from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.run.config import load_job
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from tests.corpus.test_documents import pdf
 from tests.rollout.tape import Tape
 from tests.serve.test_serve import answer_text, client
 from tests.tiny import tokenizer
@@ -102,6 +104,35 @@ def test_any_file_is_read_or_refused(tmp_path, content, suffix, form):
         load_passages(file, form)
 
 
+HTML = st.lists(
+    st.sampled_from(
+        "< > <!-- --> <![ <a </ /> ' \" = & &# ; <p> <h1> </h1> <script> <svg> a".split()
+    )
+    | st.text(max_size=3),
+    max_size=30,
+).map("".join)
+
+
+@examples(300)
+@given(HTML)
+def test_any_page_has_sections(page):
+    """The words that no markup can hide are in one of them."""
+    (first, *_, last) = html_sections(f"begin<p>{page}\"'>--></script></svg><h1>end</h1>")
+    assert first.text.startswith("begin") and last.heading.endswith("end")
+
+
+@examples(300)
+@given(st.lists(st.tuples(st.integers(0, 600), st.binary(min_size=1, max_size=4)), max_size=3))
+def test_any_pdf_is_read_or_refused(tmp_path, changes):
+    pytest.importorskip("pypdf")
+    content = bytearray(pdf(["first page", "second page"]))
+    for at, value in changes:
+        content[at : at + len(value)] = value
+    (tmp_path / "a.pdf").write_bytes(content)
+    with refusing():
+        load_passages(tmp_path / "a.pdf")
+
+
 # --- model folders -------------------------------------------------------------------------------
 
 
@@ -115,6 +146,22 @@ def golden_config() -> dict[str, Any]:
 def test_any_config_of_a_model_is_read_or_refused(changes):
     with refusing():
         from_hf(golden_config() | changes)
+
+
+NAMES = st.sampled_from(
+    ["model-1.safetensors", "../x", "/", "", ".", "x" * 5000, "é" * 200, "\x00"]
+)
+
+
+@examples(200)
+@given(st.dictionaries(st.sampled_from(["a", "b", "lm_head.weight"]), NAMES | VALUES) | VALUES)
+def test_any_index_of_weights_is_read_or_refused(tmp_path, weight_map):
+    """One shard exists; the index may name tensors that it lacks."""
+    shutil.copy(GOLDEN / "model.safetensors", tmp_path / "model-1.safetensors")
+    (tmp_path / safetensors_io.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with refusing():
+        for name, file in safetensors_io.locate(tmp_path).items():
+            safetensors_io.read(file, name, (slice(None),))
 
 
 @examples(60)

@@ -95,6 +95,42 @@ def test_a_pdf_that_cannot_be_read_is_named(tmp_path):
         formats.load_passages(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "error", [NotImplementedError("a filter"), RecursionError(), KeyError("/W")]
+)
+def test_a_page_that_fails_in_any_way_is_an_error_that_names_its_file(tmp_path, monkeypatch, error):
+    pypdf = pytest.importorskip("pypdf")
+    (tmp_path / "a.txt").write_text("fine", encoding="utf-8")
+    (tmp_path / "b.pdf").write_bytes(pdf(["one", "two"]))
+    monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda _: (_ for _ in ()).throw(error))
+    with pytest.raises(UserError, match=r"b\.pdf: unreadable PDF \(\S.*\): repair"):
+        formats.load_passages(tmp_path)
+
+
+def test_half_of_a_character_in_a_pdf_is_replaced(tmp_path, monkeypatch):
+    pypdf = pytest.importorskip("pypdf")
+    (tmp_path / "a.pdf").write_bytes(pdf(["one"]))
+    monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda _: "a\ud800b")
+    assert formats.load_passages(tmp_path)[0].text == "a\ufffdb"
+
+
+def test_a_link_out_of_a_folder_of_documents_is_refused(tmp_path):
+    (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.txt").write_text("fine", encoding="utf-8")
+    (docs / "b.txt").symlink_to("a.txt")  # stays in the folder
+    assert [p.id for p in formats.load_passages(docs)] == ["a.txt", "b.txt"]
+    for target in ("../secret.txt", tmp_path / "secret.txt"):
+        (docs / "leak.txt").symlink_to(target)
+        with pytest.raises(UserError, match=r"leak\.txt is a link to .*secret\.txt, outside of"):
+            formats.load_passages(docs)
+        (docs / "leak.txt").unlink()
+    # A link that the user names is the user's choice.
+    (tmp_path / "link").symlink_to(docs)
+    assert len(formats.load_passages(tmp_path / "link")) == 2
+
+
 def test_a_document_without_text_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("a", encoding="utf-8")
     (tmp_path / "b.txt").write_text(" \n", encoding="utf-8")
@@ -120,6 +156,55 @@ def test_broken_html_has_text_all_the_same():
         warnings.simplefilter("error")
         (section,) = documents.html_sections("<head><body><p>a<div>b</span> c<script>no")
     assert section.text.split() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("a<![x[b", "a"),
+        ("a<![CDATA[b]]>c", "ac"),
+        ("a<!-- <p> -->b<!--> c <!---> d --!> e <!-- f --!> g", "ab c d --!> e g"),
+        ("a<!-- b", "a"),
+        ("a < b &lt; c <3 d", "a < b < c <3 d"),
+        ("a <b", "a <b"),  # the page ends before it is a tag
+        ("<p title=\"x > y\" class='<b>' z=1>a", "a"),
+        ("<script>if (a < b) '<p>no' </scripts></SCRIPT >a", "a"),
+        ("<script/>a<svg/>b<svg><svg></svg>c", "abc"),
+        ("</3>a</ b>c<?php d ?>e", "ace"),
+        ("a&#65;&#x41;&#" + "9" * 5000 + ";&#xD800;", "aAA\ufffd\ufffd"),
+    ],
+)
+def test_the_text_of_html_is_that_of_the_standard(page, text):
+    (section,) = documents.html_sections(page)
+    assert " ".join(section.text.split()) == text
+
+
+REPEATED = [
+    "<!--",
+    "<![x[",
+    "<svg>",
+    "<svg><nav>",
+    "</nav>",
+    "<a ",
+    "<a b='",
+    '<a ="',
+    "<",
+    "</",
+    "<!",
+]
+REPEATED += ["<?", "<script>", "</script>", "<h1>", "&#", "&#1", "<a<", "<!-", "<!-->"]
+
+
+@pytest.mark.parametrize("text", REPEATED)
+def test_a_page_of_one_repeated_text_takes_linear_time(text):
+    """In quadratic time, most of them would take hours, and the fastest half a minute."""
+    documents.html_sections(text * 100_000)
+    documents.html_sections("<a " + text * 100_000)
+
+
+@pytest.mark.parametrize("text", ["# ", "#\t", " # a", "`", "~~~ "])
+def test_a_line_of_one_repeated_text_takes_linear_time(text):
+    assert list(documents.markdown_sections(["# " + text * 200_000]))
 
 
 def test_a_file_with_another_suffix_than_documents_is_refused(tmp_path):
