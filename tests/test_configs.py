@@ -93,7 +93,7 @@ def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_config_of_a_paper_searches_exactly_like_its_paper(name):
+def test_a_config_of_a_paper_searches_exactly(name):
     index = load_job(load(name, given_to(name))).index
     assert isinstance(index, VectorIndex) and index.kind == "exact"
     given = {key: value for key, value in given_to(name).items() if key != "index.encoder"}

@@ -167,6 +167,7 @@ def test_broken_html_has_text_all_the_same():
         ("a<!-- b", "a"),
         ("a < b &lt; c <3 d", "a < b < c <3 d"),
         ("a <b", "a <b"),  # the page ends before it is a tag
+        ('a <b c="d> e</b>', 'a <b c="d> e</b>'),
         ("<p title=\"x > y\" class='<b>' z=1>a", "a"),
         ("<script>if (a < b) '<p>no' </scripts></SCRIPT >a", "a"),
         ("<script/>a<svg/>b<svg><svg></svg>c", "abc"),

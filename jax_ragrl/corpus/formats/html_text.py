@@ -25,7 +25,7 @@ MARKUP = re.compile(
       !--(?:-?>|(?s:.*?)(?:--!?>|\Z))                    # a comment
     | (?:[!?]|/(?![a-zA-Z]))[^>]*+>?                     # a declaration
     | (?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)             # a tag, with values in quotes
-      (?:=\s*+(?:"[^"]*+"?|'[^']*+'?)|[^>])*+>?
+      (?:=\s*+(?:"[^"]*+"?|'[^']*+'?)|[^>])*+(?P<closed>>?)
     )""",
     re.VERBOSE,
 )
@@ -97,7 +97,7 @@ def html_sections(text: str) -> list[HtmlSection]:
         position = match.end() if match else len(text)
         if not match or not match["name"]:
             continue
-        if not match[0].endswith(">"):
+        if not match["closed"]:
             sections.add(_unescaped(match[0]))  # the page ends in it: perhaps it is no tag
             continue
         tag, closes_itself = match["name"].lower(), match[0].endswith("/>")
