@@ -80,6 +80,7 @@ class CardFacts:
       result: the lines of the result, see `result_lines`.
       adapter: whether the export is a LoRA adapter alone.
       name: the name by which readers load the model: `OWNER/NAME`, or the folder.
+      thinking: `on` or `off` in training; empty if the chat template does not know thinking.
     """
 
     job: Job
@@ -90,6 +91,7 @@ class CardFacts:
     result: Sequence[str]
     adapter: bool
     name: str
+    thinking: str = ""
 
 
 # --- Front matter ---------------------------------------------------------------------------------
@@ -208,6 +210,12 @@ def training_facts(facts: CardFacts) -> Iterator[tuple[str, str]]:
     yield "started from", facts.base.label
     yield "trained weights", "all" if job.lora is None else f"LoRA adapter of rank {job.lora.rank}"
     yield "steps", f"{facts.steps}, each with {job.run.questions_per_step} questions"
+    if facts.thinking:
+        use = "the chat template does the same unless `enable_thinking` is passed to it"
+        if facts.adapter:
+            word = "true" if facts.thinking == "on" else "false"
+            use = f"pass `enable_thinking={word}` to the chat template of the base model"
+        yield "thinking", f"{facts.thinking}; {use}"
     yield "seed", str(job.seed)
     yield "data", data_label(values)
     yield "retriever", _retriever(job.index)

@@ -10,6 +10,7 @@ from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
 from jax_ragrl.export.publish import reserve, upload
+from jax_ragrl.export.thinking import set_thinking_default, thinking_of
 from jax_ragrl.export.weights import ExportResult, export, export_adapter
 from jax_ragrl.models.by_name import local_model
 from jax_ragrl.models.decoder import Decoder
@@ -65,12 +66,16 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
     model = dict(job.policies).get(name, job.policy)
     result = _export_weights(settings, policies[name], model)
     step = run.open()[1]
+    thinks = any(r.thinking for r in job.recipe.system.roles.values() if r.policy == name)
+    if not settings.adapter:
+        set_thinking_default(result.folder, thinking=thinks)
     facts = CardFacts(
         job=job,
         values=values,
         policy=name,
         base=base_model(model, policy_folder(model)),
         steps=step,
+        thinking=thinking_of(policy_folder(model), thinks),
         # A run need not be evaluated after its newest step; other checkpoints have other scores.
         result=result_lines(run.folder, None if run.name == NEWEST else step),
         adapter=settings.adapter,

@@ -21,7 +21,7 @@ from jax_ragrl.learner.packing import Rows
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.matmul import einsum_f32
 from jax_ragrl.runtime.sharding import batch_axes, target_platform
-from jax_ragrl.sampling.decode import mask_logits
+from jax_ragrl.sampling.decode import mask_logits, mask_padding, padding_of
 from jax_ragrl.sampling.grammar import allowed_tokens
 from jax_ragrl.text.automaton import TokenAutomaton
 
@@ -70,12 +70,14 @@ class _Head(NamedTuple):
       sink_VD: float32; receives the gradient of `copy_VD`, see `models/vocabulary.py`.
       temperature: float32 scalar.
       allowed_ZV: the tokens that the grammar of each role allows; None: all.
+      num_tokens: int32, the first id of padding, as in sampling; None: there is no padding.
     """
 
     copy_VD: Array
     sink_VD: Array
     temperature: Array
     allowed_ZV: Allowed | None
+    num_tokens: Array | None
 
 
 def score_tokens(
@@ -141,7 +143,8 @@ def _head_and_tokens(
     policy: Decoder, hidden_RMD: Array, rows: Rows, temperature: Array, allowed_ZV: Allowed | None
 ) -> tuple[_Head, _Tokens]:
     state_RM = jnp.zeros_like(rows.target_RM) if rows.state_RM is None else rows.state_RM
-    head = _Head(*policy.head(hidden_RMD.dtype), temperature, allowed_ZV)
+    num_tokens = padding_of(policy.config)
+    head = _Head(*policy.head(hidden_RMD.dtype), temperature, allowed_ZV, num_tokens)
     return head, _Tokens(hidden_RMD, rows.target_RM, state_RM, rows.mask_RM, rows.budget_RM)
 
 
@@ -152,7 +155,7 @@ def _per_device(function: Any, head: _Head, *by_token: Any) -> Any:
     split = "fsdp" if "fsdp" in axes else None
     by_row, everywhere = PartitionSpec(axes), PartitionSpec()
     sink = PartitionSpec(None, split)
-    by_head = _Head(everywhere, sink, everywhere, everywhere)  # type: ignore[arg-type]
+    by_head = _Head(everywhere, sink, everywhere, everywhere, everywhere)  # type: ignore[arg-type]
     function_on_mesh = jax.shard_map(
         functools.partial(function, split),
         in_specs=(by_head, *(by_row for _ in by_token)),
@@ -300,7 +303,7 @@ def _add_chunk(grads: _Grads, grad_RCV: Array, head: _Head, chunk: _Tokens, c: A
 def _cotangents(split: str | None, grads: _Grads) -> tuple[_Head, _Tokens]:
     """Returns the cotangents of head and tokens; of the head only the columns of this device."""
     head_VD = grads.head_VD if split is None else _sum_columns(split, grads.head_VD)
-    return _Head(None, head_VD, None, None), _Tokens(grads.hidden_RMD, None, None, None, None)  # type: ignore[arg-type]
+    return _Head(None, head_VD, None, None, None), _Tokens(grads.hidden_RMD, None, None, None, None)  # type: ignore[arg-type]
 
 
 def _sum_columns(split: str, partial_VD: Array) -> Array:
@@ -401,6 +404,7 @@ def _write(x_RM: Array, part_RC: Array, chunk: Array) -> Array:
 def _logits(head: _Head, chunk: _Tokens) -> Array:
     """Returns float32 logits divided by temperature; minus infinity for forbidden tokens."""
     logits_RCV = einsum_f32("rcd,vd->rcv", chunk.hidden_RMD, head.copy_VD) / head.temperature
+    logits_RCV = mask_padding(logits_RCV, head.num_tokens)
     if head.allowed_ZV is None:
         return logits_RCV
     if isinstance(head.allowed_ZV, TokenAutomaton):

@@ -69,6 +69,8 @@ class DecoderConfig:
         matmuls with weights and attention kernels.
       scan_unroll: layers per step of the layer scan.
       attention_impl: see `models/attention.py`.
+      num_tokens: ids that the tokenizer has; the rows after them are padding, which is neither
+        sampled nor part of a probability. 0: all rows are tokens.
     """
 
     vocab_size: int
@@ -92,6 +94,7 @@ class DecoderConfig:
     remat: str = "none"
     scan_unroll: int = 1
     attention_impl: str = "auto"
+    num_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

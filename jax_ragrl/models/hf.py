@@ -27,6 +27,7 @@ from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.runtime.sharding import Rules, replicate_like, to_host, to_sharding
+from jax_ragrl.text.tokenizer import SPECIAL_IDS, ChatTokenizer
 
 TOP_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -60,7 +61,6 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Layout(NamedTuple):
@@ -174,6 +174,8 @@ def load_decoder(
     files = safetensors_io.locate(folder)
     # Shapes are in the headers of the files: a wrong checkpoint fails before gigabytes are read.
     check_tensors(config, files)
+    if head:
+        check_tied_head(config, files)
     return Decoder.from_params(config, _load_params(config, files, mesh, rules))
 
 
@@ -203,6 +205,23 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
             f"checkpoint has {extra[0]} and {len(extra) - 1} more tensors that config.json "
             "has no place for: they belong to different models"
         )
+
+
+def check_tied_head(config: DecoderConfig, files: dict[str, Path]) -> None:
+    """Raises `UserError` if the head of a checkpoint is not the embeddings that it is tied to."""
+    embed, head = TOP_NAMES["embed"], TOP_NAMES["lm_head"]
+    embed = embed if embed in files else embed.removeprefix("model.")
+    if not config.tie_embeddings or head not in files:
+        return
+    for start in range(0, config.vocab_size, 8192):
+        rows = (slice(start, start + 8192), slice(None))
+        one, other = (safetensors_io.read(files[name], name, rows) for name in (embed, head))
+        if not np.array_equal(one.astype(np.float32), other.astype(np.float32)):
+            raise UserError(
+                f"{files[head]} has a {head} that differs from the embeddings, but config.json "
+                "ties them (tie_word_embeddings): set it to false to use this head, or remove the "
+                "tensor"
+            )
 
 
 def full_name(name: str) -> str:
@@ -303,7 +322,9 @@ def save_decoder(
     if any(hasattr(x, "qvalue") for x in decoder.params()["layers"].values()):
         raise UserError("this decoder's weights are int8: save the decoder that was quantized")
     dtype = dtype or decoder.config.param_dtype
-    raw = hf_config.to_hf(decoder.config, dtype) | _special_ids(tokenizer_folder)
+    raw = hf_config.to_hf(decoder.config, dtype)
+    if tokenizer_folder is not None:
+        raw |= ChatTokenizer.load(tokenizer_folder).special_ids
     return write_checkpoint(
         decoder.config, raw, fetcher(decoder), folder, dtype, tokenizer_folder, max_shard_bytes
     )
@@ -338,8 +359,11 @@ def write_checkpoint(
     partial.mkdir(parents=True)
     safetensors_io.write_shards(partial, entries, max_shard_bytes)
     write_json(partial / "config.json", raw)
-    write_json(partial / "generation_config.json", {n: raw[n] for n in SPECIAL_IDS if n in raw})
     copy_tokenizer(tokenizer_folder, partial)
+    file = partial / "generation_config.json"
+    generation = read_object(file, "copy it again") if file.is_file() else {}
+    # A server stops at these ids alone, so all ends of a turn are among them.
+    write_json(file, generation | {n: raw[n] for n in SPECIAL_IDS if n in raw})
     if folder.exists():
         folder.rmdir()
     # The last step, so that the folder is complete whenever it exists.
@@ -397,31 +421,3 @@ def copy_tokenizer(source: str | Path | None, target: Path) -> None:
         raise UserError(f"{source} has no tokenizer.json: give the folder of the tokenizer")
     for name in present:
         shutil.copyfile(Path(source) / name, target / name)
-
-
-def _special_ids(folder: str | Path | None) -> dict[str, Any]:
-    """Begin, end and padding ids, each from the first file of the folder that has it."""
-    ids: dict[str, Any] = {}
-    if folder is None:
-        return ids
-    # That of Llama 3 lists end tokens for generation that its `config.json` lacks.
-    for file in ("generation_config.json", "config.json"):
-        path = Path(folder) / file
-        raw = read_object(path, "copy it again") if path.is_file() else {}
-        ids = {n: raw[n] for n in SPECIAL_IDS if raw.get(n) is not None} | ids
-    return _ids_of_tokens(Path(folder)) | ids
-
-
-def _ids_of_tokens(folder: Path) -> dict[str, Any]:
-    """The same ids from the tokenizer's own files, if they name the tokens."""
-    config, tokens = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    if not (config.is_file() and tokens.is_file()):
-        return {}
-    raw, new_tokens = (read_object(file, "copy it again") for file in (config, tokens))
-    token_ids = {t["content"]: t["id"] for t in new_tokens.get("added_tokens", [])}
-    names = {key: _content(raw.get(key.removesuffix("_id"))) for key in SPECIAL_IDS}
-    return {key: token_ids[name] for key, name in names.items() if name in token_ids}
-
-
-def _content(token: Any) -> str | None:
-    return token["content"] if isinstance(token, dict) else token

@@ -40,7 +40,8 @@ def context_ids(
             # Decoding and encoding again could split the text into other tokens than were sampled.
             ids += segment.ids
         elif as_chat_turns:
-            has_end = ids[-1] in tokenizer.stop_ids
+            # After any other stop token, the template's own end follows.
+            has_end = ids[-1] == tokenizer.end_ids[-1]
             ids += tokenizer.user_reply(segment.text, ended=has_end, thinking=thinking)
         else:
             # Plain text continues the turn of the assistant.
@@ -54,10 +55,10 @@ def action_ids(tokenizer: ChatTokenizer, text: str, as_chat_turns: bool) -> tupl
     Args:
       tokenizer: the tokenizer of the policy.
       text: the text of the action.
-      as_chat_turns: whether the stop token ends the action. In plain text the assistant's turn
-        continues after the observation, so there is no stop token.
+      as_chat_turns: whether the action ends as the template ends an assistant's turn. In plain text
+        the turn continues after the observation, so it has no end.
     """
-    end = tokenizer.stop_ids[:1] if as_chat_turns else ()
+    end = tokenizer.end_ids if as_chat_turns else ()
     return (*reply_ids(tokenizer, text, as_chat_turns), *end)
 
 
@@ -70,4 +71,4 @@ def reply_ids(tokenizer: ChatTokenizer, text: str, as_chat_turns: bool) -> tuple
       as_chat_turns: whether the action follows the end of a chat prompt.
     """
     # In plain text an action may follow an observation, and not the end of a prompt.
-    return tuple(tokenizer.encode_reply(text) if as_chat_turns else tokenizer.encode(text))
+    return tuple(tokenizer.encode_action(text, after_prompt=as_chat_turns))

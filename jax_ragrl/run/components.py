@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.by_name import model_config, resolve_model
+from jax_ragrl.models.chat import ChatFinding, compare_chat
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.encoder import MINILM
 from jax_ragrl.models.hf import load_decoder
@@ -72,6 +74,7 @@ from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero, proces
 from jax_ragrl.runtime.sharding import Rules, local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import SAMPLING_RULES, for_sampling, without_fsdp
+from jax_ragrl.text.prompts import conversations
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 
@@ -277,6 +280,8 @@ def load_policies(
             for i, (name, policy) in enumerate(policies.items())
         }
     tokenizer = by_folder[folders[names[0]]][1]
+    for folder, (_, own) in by_folder.items():
+        _report(folder, compare_with_roles(folder, own, job))
     # Before a long run, and not when the first action of a role is sampled.
     systems = (job.recipe.system, job.recipe.evaluation_system)
     check_grammars((role for s in systems for role in s.roles.values()), tokenizer)
@@ -516,7 +521,42 @@ def load_policy(
       rules: how the mesh splits them; None: as for training.
     """
     folder = policy_folder(name)
-    return load_decoder(folder, mesh, dtype, rules=rules), ChatTokenizer.load(folder)
+    tokenizer = ChatTokenizer.load(folder)
+    _report(name, compare_chat(folder, tokenizer))  # before gigabytes are read
+    decoder = load_decoder(folder, mesh, dtype, rules=rules)
+    decoder.config = dataclasses.replace(decoder.config, num_tokens=len(tokenizer))
+    return decoder, tokenizer
+
+
+def _report(name: str, findings: Iterator[ChatFinding]) -> None:
+    """Raises the first error about a model's prompts, and prints what a user should know."""
+    for finding in findings:
+        if finding.is_error:
+            raise UserError(f"{name}: {finding.text}")
+        if is_process_zero():
+            _print_once(f"{name}: {finding.text}")
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def compare_with_roles(name: str, tokenizer: ChatTokenizer, job: Job) -> Iterator[ChatFinding]:
+    """Yields what does not fit in a model, and between it and the roles of a run.
+
+    Args:
+      name: the name of the model.
+      tokenizer: its tokenizer.
+      job: the run, whose roles it plays.
+    """
+    systems = (job.recipe.system, job.recipe.evaluation_system)
+    prompts = {key: m for s in systems for key, m in conversations(s.style).items()}
+    roles = [role for s in systems for role in s.roles.values()]
+    grammars = {text for role in roles for text in (*role.stop_strings, role.action_regex)}
+    thinks = any(role.thinking for role in roles)
+    folder = policy_folder(name, weights=False)
+    yield from compare_chat(folder, tokenizer, prompts, sorted(grammars), thinking=thinks)
 
 
 # Loads a model with the arguments of `load_policy`.

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.prefix_attention import VisibleKeys
 from jax_ragrl.models.split import SplitModel
@@ -327,6 +328,7 @@ def _decode_step(
     """
     # 1. Sample a token per row among the allowed ones.
     scaled_BV = _loaded(s.logits_BV, rows.temperature_B)
+    scaled_BV = mask_padding(scaled_BV, padding_of(model.config))
     logits_BV = mask_forbidden(grammar, scaled_BV, s.grammar_state_B, rows.limit_B - s.count_B)
     top_p_B = rows.top_p_B if use_top_p else None
     ids_B, logps_B = sample_token(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
@@ -475,6 +477,24 @@ def mask_logits(logits: Array, allowed_mask: Array) -> Array:
     missing = logits.shape[-1] - allowed_mask.shape[-1]
     mask = jnp.pad(allowed_mask, [(0, 0)] * (allowed_mask.ndim - 1) + [(0, missing)])
     return jnp.where(mask, logits, -jnp.inf)
+
+
+def padding_of(config: DecoderConfig) -> Array | None:
+    """Returns the first id of the padding of a vocabulary, int32; None if it has no padding."""
+    return None if config.num_tokens in (0, config.vocab_size) else jnp.int32(config.num_tokens)
+
+
+def mask_padding(logits: Array, num_tokens: Array | None) -> Array:
+    """Returns the logits with minus infinity at ids that the tokenizer does not have.
+
+    Args:
+      logits: `[..., V]`.
+      num_tokens: the ids that it has, see `padding_of`; None masks nothing.
+    """
+    if num_tokens is None:
+        return logits
+    place = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return jnp.where(place < num_tokens, logits, -jnp.inf)
 
 
 def scaled(logits_BV: Array, temperature_B: Array) -> Array:

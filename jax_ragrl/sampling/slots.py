@@ -38,6 +38,8 @@ from jax_ragrl.sampling.decode import (
     check_stops,
     follow_grammar,
     mask_forbidden,
+    mask_padding,
+    padding_of,
     rows_minor,
     sample_token,
     scaled,
@@ -402,6 +404,7 @@ def _step(
     # 1. Run the model on the latest tokens.
     logits_BV, cache = _next_logits(model, layers, s, contexts, start_B, t)
     logits_BV = rows_minor(scaled(logits_BV, s.rows.temperature_B))
+    logits_BV = mask_padding(logits_BV, padding_of(model.config))
     # 2. Sample a token per row among the allowed ones.
     budget_B = s.rows.limit_B - s.count_B
     masked_BV = mask_forbidden(grammar, logits_BV, s.rows.grammar_state_B, budget_B)

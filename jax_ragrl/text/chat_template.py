@@ -86,7 +86,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        self.step, self.left = step, BUDGET
+        self.step, self.left = step, float(BUDGET)
         self.finalize = self.bounded
         self.filters |= {"tojson": _to_json}
         self.filters = {
@@ -99,7 +99,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def spend(self, cost: float) -> None:
         """Takes a cost from the budget."""
-        self.left -= cost  # type: ignore[assignment]
+        self.left -= cost
         # Written so that NaN, the size of a float, fails too.
         if not (cost <= LARGEST and self.left >= 0):
             raise _TooCostlyError
@@ -161,7 +161,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Guards(NodeTransformer):
-    """Inserts the two filters: around what loops iterate over, and around what expressions build."""
+    """Inserts the two filters: around the items of loops, and around what expressions build."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the visitor's naming
         if node.recursive:
@@ -183,7 +183,7 @@ class _Guards(NodeTransformer):
     visit_Concat = visit_List = visit_Tuple = visit_Dict = _build  # noqa: N815
 
 
-def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filter(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 

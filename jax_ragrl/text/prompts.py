@@ -49,7 +49,21 @@ def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
       name: the template of the user message.
       values: the placeholders of the template and their values.
     """
-    message = Message("user", template(style, name).substitute(values))
+    return _with_system(style, template(style, name).substitute(values))
+
+
+def conversations(style: str) -> dict[str, tuple[Message, ...]]:
+    """Returns the conversation of each template of a style, with its placeholders as they are."""
+    folder = _folder(style)
+    if not folder.is_dir():
+        raise UserError(f"no prompts of style {style!r}: create {folder}, or use another style")
+    files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".txt"))
+    names = [name for file in files if (name := file.removesuffix(".txt")) != "system"]
+    return {name: _with_system(style, template(style, name).template) for name in names}
+
+
+def _with_system(style: str, text: str) -> tuple[Message, ...]:
+    message = Message("user", text)
     # Optional: most styles have all instructions in the user message.
     if not (_folder(style) / "system.txt").is_file():
         return (message,)

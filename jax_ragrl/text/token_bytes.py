@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 import tokenizers
@@ -14,12 +15,15 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"  # stands for a space in SentencePiece
 
 
-def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes | None]:
+def token_bytes(
+    tokenizer: tokenizers.Tokenizer, size: int, control_ids: Collection[int]
+) -> list[bytes | None]:
     """Returns the bytes of every token; None for control tokens and ids without a token.
 
     Args:
       tokenizer: byte-level BPE (GPT-2, Llama 3, Qwen) or SentencePiece (Llama 2, Gemma).
       size: the number of ids.
+      control_ids: the ids of control tokens.
 
     Raises:
       UserError: the tokenizer is of another kind, such as WordPiece.
@@ -42,7 +46,7 @@ def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes | None
         if i < size and i not in added:
             pieces[i] = spell(text)
     for i, token in added.items():
-        if i < size and not token.special:
+        if i < size and i not in control_ids:
             pieces[i] = token.content.encode()  # written as it is, in every kind of tokenizer
     return pieces
 

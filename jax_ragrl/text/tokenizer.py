@@ -4,6 +4,11 @@ Instructions, questions, passages and replies of a language model are *content*:
 with special tokens disabled, so that no passage can close a turn. The pieces of the chat template
 are encoded with special tokens enabled. Ids are concatenated, never decoded and encoded again.
 
+*Control tokens* are those that the template writes and those that the tokenizer names (begin, end,
+padding). They have no text. Every other added token is a *tag*, such as `<search>` or `</think>`,
+whether the tokenizer calls it special or not: it is text when it is decoded, and in content it is
+spelled with ordinary tokens. Only an action of the policy contains tags as tokens.
+
 A SentencePiece tokenizer adds a space before each text that it encodes. Contents and pieces get the
 spaces of the rendered template in place of it: a space that ends a piece is part of the first token
 of the content after it.
@@ -13,25 +18,29 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 import transformers
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import read_object
 from jax_ragrl.text.automaton import TokenAutomaton, compile_regex
+from jax_ragrl.text.chat_template import render
 from jax_ragrl.text.prefix_space import ALWAYS, NEVER, prefix_scheme, without_prefix
 from jax_ragrl.text.stops import stop_table
-from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block
+from jax_ragrl.text.thoughts import CLOSE, EMPTY_BLOCK, OPEN, opened_block
 from jax_ragrl.text.token_bytes import token_bytes
 from jax_ragrl.types import Message
 
 CACHE_SIZE = 1 << 22  # cached tokens of contents: 16 MB, and their texts
 DATE = "26 Jul 2024"  # the default of Llama 3.2's template, without a clock
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Stands for the content while a template is rendered: a private-use character, in no template.
 _HOLE = "\ue000"
 
@@ -49,20 +58,44 @@ class Piece(NamedTuple):
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer with a chat template, read from a local folder."""
+    """A Hugging Face tokenizer with a chat template, read from a local folder.
 
-    def __init__(self, tokenizer: transformers.PreTrainedTokenizerBase):
+    Args:
+      tokenizer: the tokenizer.
+      special_ids: ids of begin, end (one or several) and padding, as `generation_config.json` has
+        them. They come before those of the tokenizer.
+
+    Attributes:
+      end_ids: what the template writes after the content of an assistant's turn, up to the token
+        that ends it.
+      stop_ids: the ids that end an action, first the last one of `end_ids`.
+      special_ids: the ids that a `generation_config.json` for this tokenizer has to hold.
+      control_ids: the ids of control tokens.
+      added_texts: the texts of all added tokens: control tokens and tags.
+      template: the chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: transformers.PreTrainedTokenizerBase,
+        special_ids: Mapping[str, Any] | None = None,
+    ):
         if tokenizer.chat_template is None:
             raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no chat template")
         self._hf = tokenizer
+        try:
+            self.template: str = tokenizer.get_chat_template()
+        except ValueError as error:  # several templates, none of which is the default
+            name = tokenizer.name_or_path
+            raise UserError(f"{name}: no chat template is the default: {error}") from error
         backend = tokenizer.backend_tokenizer
-        self._prefix, self._added = prefix_scheme(backend), {*backend.get_added_tokens_decoder()}
+        added = backend.get_added_tokens_decoder()
+        self._prefix, self._added = prefix_scheme(backend), {*added}
+        self._size = max(self.vocabulary().values()) + 1
         # Two backends instead of one with a mode: several threads of a rollout encode at once.
         self._content = _backend(without_prefix(backend), split_special=True)
+        self._content.add_special_tokens([_special(token) for token in added.values()])
         self._template = _backend(backend, split_special=False)
-        self.stop_ids = _stop_ids(tokenizer)
-        pad = tokenizer.pad_token_id
-        self.pad_id: int = pad if pad is not None else self.stop_ids[0]
         # Caches per instance, because a decorator on a method would keep every tokenizer alive.
         self._render = functools.lru_cache(maxsize=256)(self._render_roles)
         self._cache: dict[str, np.ndarray] = {}
@@ -71,12 +104,25 @@ class ChatTokenizer:
         self._opening = functools.cache(self._render_opening)
         self._reply_space = functools.cache(self._render_reply_space)
         self._compile = functools.cache(self._compiled)
+        self.end_ids, self.stop_ids = self._ends(special_ids or {})
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = pad if pad is not None else self.stop_ids[0]
+        named = {key: getattr(tokenizer, key) for key in SPECIAL_IDS}
+        self.special_ids = {key: i for key, i in named.items() if i is not None}
+        self.special_ids |= special_ids or {}
+        ends = list(self.stop_ids)
+        self.special_ids["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+        self.control_ids = self._control_ids(added)
+        self.added_texts = [token.content for token in added.values()]
+        self._tags = {t.content: i for i, t in added.items() if i not in self.control_ids}
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
         """Loads the tokenizer of a folder in Hugging Face layout.
 
-        Nothing is downloaded, and code in the folder is not executed.
+        Nothing is downloaded, and code in the folder is not executed. The ids of begin, end and
+        padding are also read from `generation_config.json` and `config.json`: that of Llama 3 lists
+        end tokens that its tokenizer does not name.
 
         Raises:
           UserError: the folder has no readable tokenizer with a chat template.
@@ -91,23 +137,40 @@ class ChatTokenizer:
         except Exception as error:  # the parser in Rust raises no more specific class
             why = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: no readable tokenizer ({why}): copy its files") from error
-        return cls(tokenizer)
+        return cls(tokenizer, _special_ids(pathlib.Path(folder)))
 
     def __len__(self) -> int:
-        return len(self._hf)
+        """Returns the number of ids, up to the largest one."""
+        return self._size
 
     def save(self, folder: str | pathlib.Path) -> None:
-        """Writes the tokenizer's files, chat template included."""
+        """Writes the tokenizer's files, chat template and ids of end tokens included."""
         self._hf.save_pretrained(str(folder))
+        file = pathlib.Path(folder) / "generation_config.json"
+        file.write_text(json.dumps(self.special_ids, indent=2) + "\n", encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Encodes content; text that looks like a control token becomes ordinary tokens."""
+        """Encodes content; text that looks like an added token becomes ordinary tokens."""
         cached = self._cache.get(text)
         return self._encode([text])[0].ids if cached is None else cached.tolist()
 
-    def encode_reply(self, text: str) -> list[int]:
-        """Encodes the content of an assistant's turn, which follows the end of a prompt."""
-        return self.encode(self._reply_space() + text)
+    def encode_action(self, text: str, *, after_prompt: bool) -> list[int]:
+        """Encodes the text of an action, in which tags are tokens.
+
+        Args:
+          text: the text.
+          after_prompt: whether it is the content of an assistant's turn, which follows the end of a
+            prompt.
+        """
+        space = self._reply_space() if after_prompt else ""
+        if not any(tag in text for tag in self._tags):
+            return self.encode(space + text)
+        # The longest tag first, because one may begin with another.
+        tags = "|".join(re.escape(tag) for tag in sorted(self._tags, key=len, reverse=True))
+        parts = re.split(f"({tags})", text)
+        parts[0] = space + parts[0]
+        ids = [[self._tags[part]] if n % 2 else self.encode(part) for n, part in enumerate(parts)]
+        return [*itertools.chain(*ids)]
 
     def encode_ahead(self, texts: Iterable[str]) -> None:
         """Encodes contents in parallel on the cores of the host, and caches their ids.
@@ -140,7 +203,8 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes ids, without control tokens."""
-        return self._content.decode(list(ids), skip_special_tokens=True)
+        text = [i for i in ids if i not in self.control_ids]
+        return str(self._content.decode(text, skip_special_tokens=False))
 
     def chat(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
         """Encodes a conversation, up to the beginning of the assistant's next turn.
@@ -155,6 +219,19 @@ class ChatTokenizer:
         for message, (before, after) in zip(messages, itertools.pairwise(pieces), strict=True):
             ids += [*self.encode(before.space + message.content), *after.ids]
         return ids
+
+    def template_ids(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
+        """Encodes the template's rendering of a conversation as a server does.
+
+        It differs from `chat` if a content contains added tokens or the template changes contents.
+        """
+        text = self.prompt_text(messages, thinking=thinking)
+        return list(self._template.encode(text, add_special_tokens=False).ids)
+
+    def prompt_text(self, messages: Sequence[Message], *, thinking: bool = False) -> str:
+        """Returns the text of the prompt that `chat` encodes, contents as the template has them."""
+        text = self.rendered(messages, prompt=True, enable_thinking=thinking)
+        return _closed(text, thinking)
 
     def allowed_tokens(self, pattern: str) -> np.ndarray | None:
         """Returns a mask of the tokens that an action may contain.
@@ -183,7 +260,7 @@ class ChatTokenizer:
         return self._compile(regex)
 
     def _compiled(self, regex: str) -> TokenAutomaton:
-        pieces = token_bytes(self._content, len(self))
+        pieces = token_bytes(self._content, len(self), self.control_ids)
         words = (i for i, piece in enumerate(pieces) if piece and re.match(b" [a-z]", piece))
         first = next(words, None)
         if first is not None and not self.decode([first]).startswith(" "):
@@ -198,22 +275,25 @@ class ChatTokenizer:
         """The text that each token adds to a text."""
         # Decoded after another token: some tokenizers drop a space at the beginning of a text.
         (first,) = self._content.encode("a", add_special_tokens=False).ids[:1]
-        pairs = [[first, i] for i in range(len(self))]
+        pairs = [[first, *({i} - self.control_ids)] for i in range(len(self))]
         start = len(self.decode([first]))
-        return [text[start:] for text in self._content.decode_batch(pairs)]
+        texts = self._content.decode_batch(pairs, skip_special_tokens=False)
+        return [text[start:] for text in texts]
 
     def user_reply(self, text: str, *, ended: bool, thinking: bool = False) -> list[int]:
         """Encodes a user's turn after an assistant's, up to the beginning of the assistant's next.
 
         Args:
           text: the content of the user's turn.
-          ended: whether the ids of the assistant's turn already contain its stop token.
+          ended: whether the ids of the assistant's turn already contain `end_ids`, or the last of
+            them.
           thinking: as in `chat`.
         """
         # A template may render a first turn differently, for example with a system message before
         # it.
         *_, close, open_ = self._render(("user", "assistant", "user"), thinking)
-        end = close.ids[1:] if ended and close.ids[0] in self.stop_ids else close.ids
+        is_written = ended and close.ids[: len(self.end_ids)] == self.end_ids
+        end = close.ids[len(self.end_ids) :] if is_written else close.ids
         return [*end, *self.encode(close.space + text), *open_.ids]
 
     def opened_thought(self, prompt: Sequence[int]) -> str:
@@ -242,9 +322,7 @@ class ChatTokenizer:
     def _render_roles(self, roles: tuple[str, ...], thinking: bool) -> tuple[Piece, ...]:
         """The template around the contents of messages with these roles."""
         pieces = self._template_pieces(roles, thinking)
-        if not thinking and (block := opened_block(pieces[-1])):
-            # The model always thinks; an empty block makes it answer at once.
-            pieces[-1] = pieces[-1].removesuffix(block) + EMPTY_BLOCK
+        pieces[-1] = _closed(pieces[-1], thinking)
         *before, last = pieces
         first = [self._piece(text, n == 0) for n, text in enumerate(before)]
         return (*first, Piece(self._piece_ids(last, not before)))
@@ -270,24 +348,98 @@ class ChatTokenizer:
         (part,) = self._encode([text[: encoding.offsets[mark][0]]])
         return (*part.ids, *encoding.ids[mark:])
 
-    def _template_pieces(self, roles: tuple[str, ...], thinking: bool) -> list[str]:
-        """The text of the template around the contents of messages with these roles."""
-        text = self._hf.apply_chat_template(
-            [{"role": role, "content": _HOLE} for role in roles],
-            tokenize=False,
-            add_generation_prompt=True,
-            # A template that does not know a variable ignores it.
-            enable_thinking=thinking,
-            # Llama 3.2 shows today's date otherwise: a resumed run would have other prompts.
-            date_string=DATE,
-        )
-        pieces = str(text).split(_HOLE)
+    def _template_pieces(
+        self, roles: tuple[str, ...], thinking: bool, *, prompt: bool = True
+    ) -> list[str]:
+        """The text of the template around the contents of messages with these roles.
+
+        `prompt` says whether the assistant's next turn begins after them.
+        """
+        messages = [Message(role, _HOLE) for role in roles]
+        pieces = self.rendered(messages, prompt=prompt, enable_thinking=thinking).split(_HOLE)
         if len(pieces) != len(roles) + 1:
             raise UserError(
                 f"the chat template does not show each message once (roles {roles}): use another "
                 "tokenizer"
             )
         return pieces
+
+    def rendered(self, messages: Sequence[Message], *, prompt: bool, **variables: Any) -> str:
+        """Returns the text that the template makes of a conversation.
+
+        Args:
+          messages: the conversation.
+          prompt: whether the assistant's next turn begins after it.
+          variables: further ones, such as `enable_thinking`; a template that does not know a
+            variable ignores it.
+        """
+        return render(
+            self.template,
+            {
+                **self._hf.special_tokens_map,
+                "messages": [message._asdict() for message in messages],
+                "add_generation_prompt": prompt,
+                "tools": None,
+                "documents": None,
+                # Llama 3.2 shows today's date otherwise: a resumed run would have other prompts.
+                "date_string": DATE,
+                **variables,
+            },
+        )
+
+    def _ends(self, special_ids: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """`end_ids` and `stop_ids`."""
+        named = special_ids.get("eos_token_id")
+        eos = named if isinstance(named, list) else [named]
+        markers = map(self.vocabulary().get, ("<|im_end|>", "<|eot_id|>", "<|endoftext|>"))
+        stops = [int(i) for i in (self._hf.eos_token_id, *eos, *markers) if i is not None]
+        # 1. The first added token that follows a reply at the end of a conversation.
+        *_, last = self._template_pieces(("user", "assistant"), False, prompt=False)
+        after = self._piece_ids(last, False)
+        end = next((i for i in after if i in self._added), None)
+        # 2. Otherwise a stop token that follows a reply before the next message.
+        *_, close, _ = self._render(("user", "assistant", "user"), False)
+        end = next((i for i in close.ids if i in stops), None) if end is None else end
+        if end is None:
+            if not stops:
+                name = self._hf.name_or_path
+                raise UserError(f"{name}: the tokenizer has no end-of-sequence token")
+            return (stops[0],), tuple(dict.fromkeys(stops))
+        ids = close.ids if end in close.ids else tuple(after)
+        return ids[: ids.index(end) + 1], tuple(dict.fromkeys((end, *stops)))
+
+    def _control_ids(self, added: Mapping[int, tokenizers.AddedToken]) -> frozenset[int]:
+        """The control tokens: those that the tokenizer names, and special ones of the template."""
+        named = self._hf.special_tokens_map.values()  # additional ones, a list, are left out
+        ids = {i for i, token in added.items() if token.content in named}
+        pieces = self._render(("user", "assistant", "user"), False)
+        written = {i for piece in pieces for i in piece.ids}
+        ids |= {
+            i for i, token in added.items()
+            if token.special and (i in written or token.content in self.template)
+            and token.content not in (OPEN, CLOSE)
+        }  # fmt: skip
+        return frozenset(ids.union(self.stop_ids))
+
+
+def _closed(prompt: str, thinking: bool) -> str:
+    """A prompt without a think block that is open, unless the turn may think."""
+    block = "" if thinking else opened_block(prompt)
+    # The model always thinks; an empty block makes it answer at once.
+    return prompt.removesuffix(block) + EMPTY_BLOCK if block else prompt
+
+
+def _special_ids(folder: pathlib.Path) -> dict[str, Any]:
+    """Begin, end and padding ids of a folder; the ends of both files, one or a list."""
+    ids: dict[str, Any] = {}
+    ends: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        raw = read_object(file, "copy it again") if file.is_file() else {}
+        ids = {key: raw[key] for key in SPECIAL_IDS if raw.get(key) is not None} | ids
+        end = raw.get("eos_token_id")
+        ends += end if isinstance(end, list) else [] if end is None else [end]
+    return ids | {"eos_token_id": [*dict.fromkeys(ends)]}
 
 
 def _backend(tokenizer: tokenizers.Tokenizer, *, split_special: bool) -> tokenizers.Tokenizer:
@@ -297,13 +449,6 @@ def _backend(tokenizer: tokenizers.Tokenizer, *, split_special: bool) -> tokeniz
     return copy
 
 
-def _stop_ids(tokenizer: transformers.PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The ids that end an assistant's turn: end of sequence, and the chat end markers it has."""
-    ids = [tokenizer.eos_token_id]
-    for marker in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>"):
-        marker_id = tokenizer.get_vocab().get(marker)
-        ids += [marker_id] if marker_id is not None else []
-    stops = tuple(dict.fromkeys(i for i in ids if i is not None))
-    if not stops:
-        raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token")
-    return stops
+def _special(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+    """The token as a special one, which `encode_special_tokens` splits into ordinary ones."""
+    return tokenizers.AddedToken(token.content, special=True, normalized=token.normalized)

@@ -366,8 +366,7 @@ def allowed_tokens(job: Job, tokenizer: ChatTokenizer, size: int) -> np.ndarray 
     Args:
       job: the run's config.
       tokenizer: the tokenizer.
-      size: vocabulary size of the model, which may exceed the tokenizer's. A role without a grammar
-        may write the additional ids, as in sampling.
+      size: vocabulary size of the model, which may exceed the tokenizer's.
     """
     patterns = [role.allowed_token_regex for role in job.recipe.system.roles.values()]
     if not any(patterns):

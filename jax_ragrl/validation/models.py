@@ -17,15 +17,17 @@ from jax_ragrl.config.kinds import (
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.by_name import resolve_model
+from jax_ragrl.models.chat import compare_chat
 from jax_ragrl.plan import PlannedPolicy, config_named, state_bytes
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.policy import check_grammars
-from jax_ragrl.run.components import mesh_for, server_retriever
+from jax_ragrl.run.components import compare_with_roles, mesh_for, server_retriever
 from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.text.prompts import conversations
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest, Message, Sampling
-from jax_ragrl.validation.findings import Finding, guarded
+from jax_ragrl.validation.findings import Finding, Level, guarded
 
 PATIENCE = 20.0  # seconds for the reply of an endpoint, which is asked once
 PROBE = LLMRequest("a check", (Message("user", "Reply with OK."),), Sampling(0.0, 1.0, 8))
@@ -33,10 +35,20 @@ PROBE = LLMRequest("a check", (Message("user", "Reply with OK."),), Sampling(0.0
 
 @guarded("policy")
 def check_tokenizers(job: Job) -> Iterator[Finding]:
-    """Loads the tokenizers of the policies, and compiles strict grammars; reads no weights."""
+    """Compares the policies with their tokenizers, templates and roles, and compiles grammars.
+
+    No weights are downloaded, and those on this machine are only compared if they contradict
+    `config.json`.
+    """
     # Each folder is read once, even if several roles begin from it.
     folders = dict.fromkeys([job.policy, *dict(job.policies).values()])
     tokenizers = {name: ChatTokenizer.load(resolve_model(name, weights=False)) for name in folders}
+    fits = True
+    for name, own in tokenizers.items():
+        for finding in compare_with_roles(name, own, job):
+            fits = fits and not finding.is_error
+            level: Level = "error" if finding.is_error else "warning"
+            yield Finding(level, "policy", f"{name}: {finding.text}")
     vocabularies = {tuple(sorted(t.vocabulary().items())) for t in tokenizers.values()}
     if len(vocabularies) > 1:
         raise UserError(
@@ -46,7 +58,11 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
     systems = (job.recipe.system, job.recipe.evaluation_system)
     tokenizer = tokenizers[job.policy]
     check_grammars((role for s in systems for role in s.roles.values()), tokenizer)
-    yield Finding("ok", "policy", f"{', '.join(folders)}: the tokenizer fits the system")
+    if fits:
+        names = {i: token for token, i in tokenizer.vocabulary().items()}
+        ends = ", ".join(names.get(i, f"id {i}") for i in tokenizer.stop_ids)
+        text = f"the tokenizer fits the system; actions end with one of {ends}"
+        yield Finding("ok", "policy", f"{', '.join(folders)}: {text}")
 
 
 def check_models(job: Job, has_world: bool) -> Iterator[Finding]:
@@ -56,11 +72,14 @@ def check_models(job: Job, has_world: bool) -> Iterator[Finding]:
       job: the run.
       has_world: whether the data are generated, which the world reader needs.
     """
-    for topic, llm in (("llm", job.llm), ("judge", job.judge)):
-        yield from guarded(topic)(_check_model)(topic, llm, has_world)
+    for topic, llm, style in (
+        ("llm", job.llm, job.recipe.system.style),
+        ("judge", job.judge, "judge"),
+    ):
+        yield from guarded(topic)(_check_model)(topic, llm, style, has_world)
 
 
-def _check_model(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
+def _check_model(topic: str, llm: LLM, style: str, has_world: bool) -> Iterator[Finding]:
     if isinstance(llm, WorldReaderConfig) and not has_world:
         raise UserError(
             f"{topic}.kind is world_reader, but the data are not generated: use local or openai, "
@@ -68,7 +87,13 @@ def _check_model(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
         )
     if isinstance(llm, LocalLLMConfig):
         # The tokenizer is small, and its absence means that the model is not there.
-        ChatTokenizer.load(resolve_model(llm.model, weights=False))
+        folder = resolve_model(llm.model, weights=False)
+        tokenizer = ChatTokenizer.load(folder)
+        for finding in compare_chat(
+            folder, tokenizer, conversations(style), thinking=llm.thinking == "on"
+        ):
+            level: Level = "error" if finding.is_error else "warning"
+            yield Finding(level, topic, f"{llm.model}: {finding.text}")
         yield Finding("ok", topic, f"{llm.model} is on this machine")
 
 

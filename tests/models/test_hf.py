@@ -1,5 +1,6 @@
 """Hugging Face folders in and out."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import hf_reference
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
@@ -16,6 +18,7 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder, read_config, save_decoder
 from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.runtime.sharding import make_mesh
+from tests.model_folders import base_model, model_folder
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -268,21 +271,30 @@ def test_saving_never_writes_over_a_folder_nor_leaves_half_of_one(tmp_path, monk
     assert not (tmp_path / "half").exists()
 
 
-def test_tokenizer_files_and_special_ids_go_along(tmp_path):
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    added = [{"id": 7, "content": "<end>"}, {"id": 8, "content": "<pad>"}]
-    (tokenizer / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-    names = {"eos_token": {"content": "<end>"}, "pad_token": "<pad>", "bos_token": None}
-    (tokenizer / "tokenizer_config.json").write_text(json.dumps(names))
+def test_an_export_holds_the_tokenizer_and_every_id_that_ends_a_turn(tmp_path):
+    """A base model: its `eos` is not the token with which its chat template ends turns."""
+    tokenizer = base_model(tmp_path / "tokenizer")
+    generation = tokenizer / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": 0, "temperature": 0.7}))
     out = save_decoder(load_decoder(GOLDEN / "llama"), tmp_path / "out", tokenizer)
     assert (out / "tokenizer.json").is_file()
     for file in ("config.json", "generation_config.json"):
         raw = json.loads((out / file).read_text())
-        assert (raw["eos_token_id"], raw["pad_token_id"]) == (7, 8)
+        assert (raw["eos_token_id"], raw["pad_token_id"]) == ([2, 0], 0)
         assert "bos_token_id" not in raw
-    with pytest.raises(UserError, match="has no tokenizer.json"):
+    assert raw["temperature"] == 0.7
+    with pytest.raises(UserError, match="no tokenizer_config.json"):
         save_decoder(load_decoder(GOLDEN / "llama"), tmp_path / "again", tmp_path)
+
+
+def test_a_head_that_differs_from_the_embeddings_is_not_tied_in_silence(tmp_path):
+    folder = model_folder(tmp_path / "tied")
+    weights = load_file(folder / "model.safetensors")
+    head = np.array(weights["model.embed_tokens.weight"])
+    for factor, is_refused in ((1, False), (2, True)):
+        save_file(weights | {"lm_head.weight": head * factor}, folder / "model.safetensors")
+        with pytest.raises(UserError, match="lm_head") if is_refused else contextlib.nullcontext():
+            load_decoder(folder)
 
 
 def test_a_decoder_no_family_describes_is_not_exported(tmp_path):

@@ -164,7 +164,7 @@ def test_sentencepiece_prompts_have_the_tokens_of_the_rendered_template(template
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_reply_continues_its_prompt_as_the_template_shows_it(template, scheme):
     chat = ChatTokenizer(sentence_piece(template, scheme))
-    ids = [*chat.chat(TURNS[:1]), *chat.encode_reply(TURNS[1].content)]
+    ids = [*chat.chat(TURNS[:1]), *chat.encode_action(TURNS[1].content, after_prompt=True)]
     assert chat.chat(TURNS[:2])[: len(ids)] == ids
 
 

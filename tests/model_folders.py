@@ -1,0 +1,52 @@
+"""Model folders for tests: the shipped tiny model with a changed tokenizer, template or config."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+from jax_ragrl.models.by_name import TINY, resolve_model
+
+# The tags of Search-R1, as tokens of their own.
+TAGS = ("<search>", "</search>", "<answer>", "</answer>")
+
+
+def model_folder(folder: pathlib.Path, **files: dict[str, Any] | str) -> pathlib.Path:
+    """Copies the tiny model, and changes some of its files.
+
+    Args:
+      folder: the copy, which does not exist.
+      files: by name without suffix: `template` is a new chat template, and for any other name a
+        dictionary updates the fields of `NAME.json`, in which None removes a field.
+    """
+    shutil.copytree(resolve_model(TINY), folder)
+    for name, change in files.items():
+        if isinstance(change, str):
+            (folder / "chat_template.jinja").write_text(change)
+            continue
+        file = folder / f"{name}.json"
+        raw = json.loads(file.read_text()) | change
+        file.write_text(json.dumps({key: x for key, x in raw.items() if x is not None}))
+    return folder
+
+
+def base_model(folder: pathlib.Path) -> pathlib.Path:
+    """A base model like Qwen2.5's: turns end with `<|im_end|>`, but `eos` is `<|endoftext|>`."""
+    eos = {"eos_token_id": 0}
+    tokenizer = {"eos_token": "<|endoftext|>"}
+    return model_folder(folder, tokenizer_config=tokenizer, config=eos, generation_config=eos)
+
+
+def with_tokens(folder: pathlib.Path, *texts: str, special: bool = False) -> pathlib.Path:
+    """Appends tokens to the tokenizer of a model; the embeddings keep their 1,024 rows."""
+    file = folder / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    raw["added_tokens"] += [
+        {"id": 1024 + n, "content": text, "special": special, **flags}
+        for n, text in enumerate(texts)
+    ]
+    file.write_text(json.dumps(raw))
+    return folder
