@@ -7,6 +7,9 @@ import pathlib
 import shutil
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from jax_ragrl.models.by_name import TINY, resolve_model
 
 # The tags of Search-R1, as tokens of their own.
@@ -37,6 +40,18 @@ def base_model(folder: pathlib.Path) -> pathlib.Path:
     eos = {"eos_token_id": 0}
     tokenizer = {"eos_token": "<|endoftext|>"}
     return model_folder(folder, tokenizer_config=tokenizer, config=eos, generation_config=eos)
+
+
+def with_rows(folder: pathlib.Path, rows: int) -> pathlib.Path:
+    """Extends the embeddings of a tiny model to a number of rows; new rows copy that of id 2."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    embed = weights["model.embed_tokens.weight"]
+    more = np.tile(embed[2:3], (rows - len(embed), 1))
+    save_file(weights | {"model.embed_tokens.weight": np.concatenate([embed, more])}, file)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": rows}))
+    return folder
 
 
 def with_tokens(folder: pathlib.Path, *texts: str, special: bool = False) -> pathlib.Path:

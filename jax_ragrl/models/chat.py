@@ -106,11 +106,19 @@ def _turns(tokenizer: ChatTokenizer) -> Iterator[ChatFinding]:
             f"the template does not write it; {REMEDY}",
         )
     thought = Message("assistant", f"{OPEN}\n{_MARK}\n{CLOSE}\n\nYes")
+    grown = [*tokenizer.chat([user]), *tokenizer.encode_action(_MARK, after_prompt=True)]
+    grown += [*tokenizer.end_ids, *tokenizer.user_reply("Where?", ended=True)]
     if _MARK not in tokenizer.rendered([user, thought, user], prompt=True):
         yield ChatFinding(
             False,
             "the chat template removes the thoughts of earlier replies: contexts of several turns "
             "keep what was sampled; a server that renders the template has shorter ones",
+        )
+    elif start == header and grown != tokenizer.chat([user, reply, user]):
+        yield ChatFinding(
+            False,
+            "the chat template shows an earlier reply in another way than its prompt began, as "
+            "without its empty think block: contexts of several turns keep the prompt",
         )
     if OPEN in shown.removeprefix(start) or opened_block(prompt):
         yield ChatFinding(

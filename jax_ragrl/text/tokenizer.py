@@ -81,13 +81,12 @@ class ChatTokenizer:
         special_ids: Mapping[str, Any] | None = None,
     ):
         if tokenizer.chat_template is None:
-            raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no chat template")
+            raise UserError("the tokenizer has no chat template: add chat_template.jinja")
         self._hf = tokenizer
         try:
             self.template: str = tokenizer.get_chat_template()
         except ValueError as error:  # several templates, none of which is the default
-            name = tokenizer.name_or_path
-            raise UserError(f"{name}: no chat template is the default: {error}") from error
+            raise UserError(f"no chat template is the default: {error}") from error
         backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder()
         self._prefix, self._added = prefix_scheme(backend), {*added}
@@ -137,7 +136,10 @@ class ChatTokenizer:
         except Exception as error:  # the parser in Rust raises no more specific class
             why = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: no readable tokenizer ({why}): copy its files") from error
-        return cls(tokenizer, _special_ids(pathlib.Path(folder)))
+        try:
+            return cls(tokenizer, _special_ids(pathlib.Path(folder)))
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from error
 
     def __len__(self) -> int:
         """Returns the number of ids, up to the largest one."""
@@ -402,8 +404,10 @@ class ChatTokenizer:
         end = next((i for i in close.ids if i in stops), None) if end is None else end
         if end is None:
             if not stops:
-                name = self._hf.name_or_path
-                raise UserError(f"{name}: the tokenizer has no end-of-sequence token")
+                raise UserError(
+                    "the chat template writes no token after a reply and the tokenizer names no "
+                    "end-of-sequence token: set eos_token in tokenizer_config.json"
+                )
             return (stops[0],), tuple(dict.fromkeys(stops))
         ids = close.ids if end in close.ids else tuple(after)
         return ids[: ids.index(end) + 1], tuple(dict.fromkeys((end, *stops)))
