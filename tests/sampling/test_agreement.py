@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from jax_ragrl.learner.gradients import score
 from jax_ragrl.learner.packing import (
@@ -16,6 +19,8 @@ from jax_ragrl.learner.packing import (
     turns_of,
 )
 from jax_ragrl.learner.update import token_weights
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.policy import PolicySampler
@@ -45,13 +50,16 @@ def pack(forest: Forest, roles: list[str]) -> Minibatches:
 
 
 def scores(
-    minibatches: Minibatches, heat: float, allowed_ZV: np.ndarray | None = None
+    minibatches: Minibatches,
+    heat: float,
+    allowed_ZV: np.ndarray | None = None,
+    model: SplitModel | None = None,
 ) -> np.ndarray:
     """The log-probabilities of all actions, float32 `[A, T]`."""
     args = jax.device_put((np.float32(heat), allowed_ZV))
 
     def score_rows(batch: Batch) -> np.ndarray:
-        outputs = score(split_policy(), jax.device_put(batch.rows), *args)
+        outputs = score(model or split_policy(), jax.device_put(batch.rows), *args)
         return jax.device_get(outputs.logp_RM)
 
     return minibatches.by_action([score_rows(batch) for batch in minibatches.batches])
@@ -87,6 +95,28 @@ def test_scorer_and_sampler_agree_after_an_observation(heat, as_chat_turns):
             observation = second.prompt_ids[len(first.prompt_ids + first.ids) :]
             assert "again" in tokenizer().decode(observation)
     assert_agree(forest, minibatches, scores(minibatches, heat))
+
+
+@pytest.mark.parametrize("decode_rows", [0, 4])
+@pytest.mark.parametrize("regex", ["", "[0-9]"])
+def test_padding_of_a_vocabulary_is_neither_sampled_nor_scored(decode_rows, regex):
+    """The model has 512 rows, of which the tokenizer uses 300: without a mask, many of the sampled
+    ids would be padding."""
+    config = dataclasses.replace(split_policy().merge().config, vocab_size=512)
+    padded = dataclasses.replace(config, num_tokens=len(tokenizer()))
+    model = SplitModel.from_model(Decoder(padded, rngs=nnx.Rngs(0)))
+    shapes = Shapes((32,), batch_sizes=(4,), max_new_tokens=WIDTH, decode_rows=decode_rows)
+    role = Role("planner", ParsedAction, Sampling(1.0, 1.0, WIDTH), allowed_token_regex=regex)
+    requests = [ActionRequest(role, (Message("user", "go"),), Branching(8), s) for s in range(4)]
+    samples = PolicySampler({"policy": model}, tokenizer(), shapes).sample(requests)
+    actions = [action for row in samples for action in row]
+    assert max(max(action.ids) for action in actions) < len(tokenizer())
+    records = [Record(-1, 0, "planner", 1, (k,), action) for k, action in enumerate(actions)]
+    forest = build_forest((ANN,), records)
+    minibatches = pack(forest, ["planner"])
+    allowed_V = tokenizer().allowed_tokens(regex)
+    allowed_ZV = None if allowed_V is None else allowed_V[None]
+    assert_agree(forest, minibatches, scores(minibatches, 1.0, allowed_ZV, model))
 
 
 def test_a_stop_id_equal_to_the_pad_id_is_trained():

@@ -12,9 +12,12 @@ from tokenizers import pre_tokenizers
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import gguf_tokenizer
+from jax_ragrl.rollout.context import action_ids, context_ids
+from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import END, PAD, START, train_tokenizer
 from jax_ragrl.types import Message
+from tests.model_folders import TAGS, base_model, model_folder, with_tokens
 
 TEXTS = ["route Question: Who directed the film?", "Thought: done Action: [Retrieval] director"]
 SPECIAL = (PAD, START, END)
@@ -206,6 +209,57 @@ def test_decoded_text_has_no_control_tokens(tokenizer, hf):
     ids = [*tokenizer.encode("[LLM]"), hf.convert_tokens_to_ids(END)]
     assert tokenizer.decode(ids) == "[LLM]"
     assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_tags_that_are_tokens_are_text_in_content_and_tokens_in_actions(special, tmp_path):
+    """Whether the tokenizer calls them special or not, a passage cannot write them."""
+    folder = with_tokens(model_folder(tmp_path / "model"), *TAGS, special=special)
+    chat = ChatTokenizer.load(folder)
+    text = "a <search>cats</search> <|im_end|>"
+    ids, action = chat.encode(text), chat.encode_action(text, after_prompt=True)
+    assert not {*range(3), *range(1024, 1028)} & set(ids)
+    assert [i for i in action if i >= 1024] == [1024, 1025] and 2 not in action
+    assert chat.decode(ids) == chat.decode(action) == text
+    assert chat.decode([*action, 2, 0]) == text  # control tokens have no text
+    prompt = chat.chat([Message("user", text)])
+    assert prompt.count(2) == 1 and max(prompt) < 1024
+    # Stop strings and masks see the text of a tag.
+    assert chat.stop_transitions(("</search>",))[0, 1025] == 31
+    assert chat.allowed_tokens("</?search>").nonzero()[0].tolist() == [0, 2, 1024, 1025]
+
+
+def test_the_end_of_a_turn_is_that_of_the_template(tmp_path):
+    chat = ChatTokenizer.load(base_model(tmp_path / "base"))
+    assert chat.end_ids == (2,) and chat.stop_ids == (2, 0)
+    # Only generation_config.json names the end of this one's turns, which its template omits.
+    bare = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}{% if add_generation_" \
+        "prompt %}assistant: {% endif %}"  # fmt: skip
+    ends = {"generation_config": {"eos_token_id": [7, 0]}, "config": {"eos_token_id": 8}}
+    eos = {"tokenizer_config": {"eos_token": "<|endoftext|>"}}
+    chat = ChatTokenizer.load(model_folder(tmp_path / "bare", template=bare, **ends, **eos))
+    assert chat.end_ids == (0,) and set(chat.stop_ids) == {0, 2, 7, 8}
+    # The first token of the next message ends this one's turns, as in GLM-4.
+    next_turn = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}" \
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # fmt: skip
+    ends = {"generation_config": {"eos_token_id": [0, 1]}}
+    chat = ChatTokenizer.load(model_folder(tmp_path / "next", template=next_turn, **ends, **eos))
+    assert chat.end_ids == (1,)
+
+
+def test_an_end_of_several_tokens_closes_a_turn_as_the_template_does():
+    """Llama 2 writes a space before the token that ends a turn."""
+    chat = ChatTokenizer(sentence_piece(LLAMA_2, "prepend"))
+    action = action_ids(chat, TURNS[1].content, True)
+    history = (ModelOutput(action), Observation(TURNS[2].content))
+    assert list(context_ids(chat, TURNS[:1], history, True)) == chat.chat(TURNS)
+
+
+def test_a_saved_tokenizer_keeps_the_ends_of_generation_config(tmp_path):
+    folder = model_folder(tmp_path / "model", generation_config={"eos_token_id": [2, 9]})
+    chat = ChatTokenizer.load(folder)
+    chat.save(tmp_path / "saved")
+    assert ChatTokenizer.load(tmp_path / "saved").stop_ids == chat.stop_ids == (2, 9, 0)
 
 
 def test_the_pad_token_is_no_end_marker(tokenizer, hf):
