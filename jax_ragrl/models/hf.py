@@ -218,8 +218,8 @@ def check_tied_head(config: DecoderConfig, files: dict[str, Path]) -> None:
         one, other = (safetensors_io.read(files[name], name, rows) for name in (embed, head))
         if not np.array_equal(one.astype(np.float32), other.astype(np.float32)):
             raise UserError(
-                f"{files[head].name} has a {head} that differs from the embeddings, but config.json "
-                "ties them (tie_word_embeddings): set it to false to use this head, or remove the "
+                f"{files[head].name} has a {head} that differs from the embeddings, but "
+                "config.json ties them (tie_word_embeddings): set it to false to use this head, or remove the "
                 "tensor"
             )
 
