@@ -219,8 +219,7 @@ def check_tied_head(config: DecoderConfig, files: dict[str, Path]) -> None:
         if not np.array_equal(one.astype(np.float32), other.astype(np.float32)):
             raise UserError(
                 f"{files[head].name} has a {head} that differs from the embeddings, but "
-                "config.json ties them (tie_word_embeddings): set it to false to use this head, or remove the "
-                "tensor"
+                "config.json ties them: set tie_word_embeddings to false, or remove the tensor"
             )
 
 

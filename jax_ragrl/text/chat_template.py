@@ -139,7 +139,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         texts = (value for value in values if isinstance(value, str) and len(value) <= LARGEST)
         if any(re.search(r"[%{][^%{]*\d{5}", text) for text in texts):
             raise _TooCostlyError
-        product = 1
+        product: float = 1
         for value in values:
             product *= max(1, _size(value))
             self.spend(product)
