@@ -1,20 +1,21 @@
 """Data set formats, one file per format, and detection of the format from a file's content.
 
-`load_questions` and `load_passages` look at the shape of a file (folder, JSON list, JSON lines,
-table) and at the fields of its first record; `format=` overrides the detection.
+`load_questions` and `load_passages` look at the shape of a file (folder, document, object, records)
+and at the fields of its first record, whatever contains them (JSON, a table, parquet); `format=`
+overrides the detection.
 """
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats.ambignq import read_ambignq
-from jax_ragrl.corpus.formats.beir import read_beir, read_beir_corpus
+from jax_ragrl.corpus.formats.beir import read_beir
 from jax_ragrl.corpus.formats.documents import read_documents
-from jax_ragrl.corpus.formats.dpr import read_dpr
+from jax_ragrl.corpus.formats.files import Source
 from jax_ragrl.corpus.formats.flashrag import (
     read_flashrag_passages,
     read_flashrag_questions,
@@ -22,8 +23,8 @@ from jax_ragrl.corpus.formats.flashrag import (
 )
 from jax_ragrl.corpus.formats.freshqa import read_freshqa
 from jax_ragrl.corpus.formats.hotpotqa import read_hotpotqa
-from jax_ragrl.corpus.formats.look import FileLook, look
-from jax_ragrl.corpus.formats.multihop_rag import read_multihop_rag, read_multihop_rag_corpus
+from jax_ragrl.corpus.formats.look import FileLook, data_files, look
+from jax_ragrl.corpus.formats.multihop_rag import read_multihop_rag
 from jax_ragrl.corpus.formats.musique import read_musique
 from jax_ragrl.corpus.formats.nq_open import read_nq_open, read_nq_oracle
 from jax_ragrl.corpus.formats.own import (
@@ -36,12 +37,10 @@ from jax_ragrl.corpus.formats.own import (
     read_own_passages,
     read_own_questions,
 )
-from jax_ragrl.corpus.formats.passages_jsonl import read_passages_jsonl
 from jax_ragrl.corpus.formats.popqa import read_popqa
 from jax_ragrl.corpus.formats.title_sentences import read_title_sentences
-from jax_ragrl.corpus.formats.title_text import read_title_text
 from jax_ragrl.corpus.formats.triviaqa import read_triviaqa
-from jax_ragrl.corpus.formats.verl import read_verl, read_verl_parquet
+from jax_ragrl.corpus.formats.verl import read_verl
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -59,15 +58,15 @@ QUESTIONS, PASSAGES = frozenset({"questions"}), frozenset({"passages"})
 BOTH = QUESTIONS | PASSAGES
 CONTENTS = ("questions", "passages")
 # Formats of large corpora return passages lazily, so that 21 million never share the memory.
-Reader = Callable[[pathlib.Path | str], tuple[list[Question], Iterable[Passage]]]
+Reader = Callable[[Source], tuple[list[Question], Iterable[Passage]]]
 
 
 class Format(NamedTuple):
     """A file format.
 
     Fields:
-      shape: `folder`, `documents`, `parquet`, `object`, `records`, `tsv` or `csv`; `any`: one of
-        `own.SHAPES`, whose fields `own.own_fields` recognizes.
+      shape: `folder`, `documents`, `object` or `tsv`; `records`: JSON, JSON lines, a table or
+        parquet; `own`: the same, if `own.own_fields` recognizes the fields.
       fields: the fields of the first record by which the format is recognized.
       gives: `questions`, `passages`, or both.
       read: reads questions and passages from a path.
@@ -83,25 +82,52 @@ def _format(shape: str, fields: str, gives: frozenset[str], read: Reader) -> For
     return Format(shape, frozenset(fields.split()), gives, read)
 
 
-def _read_own(path: pathlib.Path | str) -> tuple[list[Question], Iterable[Passage]]:
-    """Reads a file of one's own by the usual names of fields, questions or else passages."""
-    file_look = look(path)
-    questions, passages = (own_fields(content, file_look.fields) for content in CONTENTS)
-    if MAIN["questions"] in questions.names:
-        return read_own_questions(path, questions, file_look.shape), []
-    return [], read_own_passages(path, passages, file_look.shape)
+def _own(
+    path: pathlib.Path | str,
+    source: Source,
+    content: str | None,
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> tuple[list[Question], Iterable[Passage]]:
+    """Reads records by the usual names of fields, or by given ones.
+
+    Args:
+      path: as it was given, for error messages.
+      source: the files.
+      content: `questions` or `passages`; None: questions if there is a question.
+      fields: the given names.
+
+    Raises:
+      UserError: there are no records: the format was given for another kind of file.
+    """
+    file_look = look(source)
+    if file_look.shape not in SHAPES:
+        raise UserError(
+            f"{path} has no records (it looks like {file_look.shape}): give JSON, JSON lines, CSV, "
+            "TSV or parquet, or name another format"
+        )
+    own = own_fields("questions", file_look.fields, fields)
+    if content == "questions" or (content is None and MAIN["questions"] in own.names):
+        return read_own_questions(source, own), []
+    return [], read_own_passages(source, own_fields("passages", file_look.fields, fields))
+
+
+def _read_own(source: Source) -> tuple[list[Question], Iterable[Passage]]:
+    return _own(str(source), source, None)
+
+
+def _read_passages(source: Source) -> tuple[list[Question], Iterable[Passage]]:
+    return _own(str(source), source, "passages")
 
 
 # In order of precedence: the first format whose fields are all present is chosen.
 FORMATS: dict[str, Format] = {
     "beir": _format("folder", "", BOTH, read_beir),
-    "verl_parquet": _format("parquet", "prompt reward_model", QUESTIONS, read_verl_parquet),
     "triviaqa": _format("object", "Data", QUESTIONS, read_triviaqa),
     # Any other JSON object: this format has no fixed fields, so that it follows `triviaqa`.
     "title_sentences": _format("object", "", PASSAGES, read_title_sentences),
-    "popqa": _format("tsv", "question possible_answers", QUESTIONS, read_popqa),
-    "dpr": _format("tsv", "id text title", PASSAGES, read_dpr),
-    "freshqa": _format("csv", "question answer_0", QUESTIONS, read_freshqa),
+    "popqa": _format("records", "question possible_answers", QUESTIONS, read_popqa),
+    "dpr": _format("tsv", "id text title", PASSAGES, _read_passages),
+    "freshqa": _format("records", "question answer_0", QUESTIONS, read_freshqa),
     "flashrag_questions": _format(
         "records", "question golden_answers", QUESTIONS, read_flashrag_questions
     ),
@@ -114,20 +140,22 @@ FORMATS: dict[str, Format] = {
     # After several formats that have these two fields, too.
     "nq_open": _format("records", "question answer", QUESTIONS, read_nq_open),
     "flashrag_passages": _format("records", "id contents", PASSAGES, read_flashrag_passages),
-    "passages_jsonl": _format("records", "id title text", PASSAGES, read_passages_jsonl),
-    "beir_corpus": _format("records", "_id text", PASSAGES, read_beir_corpus),
-    "multihop_rag_corpus": _format("records", "title body", PASSAGES, read_multihop_rag_corpus),
+    "passages_jsonl": _format("records", "id title text", PASSAGES, _read_passages),
+    "beir_corpus": _format("records", "_id text", PASSAGES, _read_passages),
+    "multihop_rag_corpus": _format("records", "title body", PASSAGES, _read_passages),
     # Last, because formats with ids have these fields too.
-    "title_text": _format("records", "title text", PASSAGES, read_title_text),
+    "title_text": _format("records", "title text", PASSAGES, _read_passages),
     "documents": _format("documents", "", PASSAGES, read_documents),
-    "own_questions": _format("any", "", QUESTIONS, _read_own),
-    "own_passages": _format("any", "", PASSAGES, _read_own),
+    "own_questions": _format("own", "", QUESTIONS, _read_own),
+    "own_passages": _format("own", "", PASSAGES, _read_own),
 }
 
 
 def _share(form: Format, file_look: FileLook) -> float:
     """Returns the share of a format's fields that the file has; 0 for another shape."""
-    if form.shape != file_look.shape:
+    if form.shape != file_look.shape and not (
+        form.shape == "records" and file_look.shape in SHAPES
+    ):
         return 0.0
     # A format without fields is recognized by its shape alone.
     return len(form.fields & file_look.fields) / len(form.fields) if form.fields else 1.0
@@ -159,7 +187,7 @@ def detect(
     Raises:
       UserError: no format fits; the message lists the fields of the file and all formats.
     """
-    return _detect(path, look(path), content, fields)
+    return _detect(path, look(data_files(path)), content, fields)
 
 
 def _detect(
@@ -220,15 +248,11 @@ def _load(
     if format is not None:
         one_of("format", format, FORMATS)
     check_fields(fields)
-    file_look = look(path) if format is None or format.startswith("own_") else None
-    name = format or _detect(path, cast(FileLook, file_look), content, fields)
-    _check_gives(path, name, content)
-    if file_look is None or not name.startswith("own_"):
-        return FORMATS[name].read(path)
-    own = own_fields(content, file_look.fields, fields)
-    if content == "questions":
-        return read_own_questions(path, own, file_look.shape), []
-    return [], read_own_passages(path, own, file_look.shape)
+    files = data_files(path)
+    name = _check_gives(path, format or _detect(path, look(files), content, fields), content)
+    if name.startswith("own_"):
+        return _own(path, files, content, fields)
+    return FORMATS[name].read(files)
 
 
 def load_questions(
@@ -239,7 +263,7 @@ def load_questions(
     """Reads the questions of a file.
 
     Args:
-      path: the file, plain or gzipped, or a BEIR folder.
+      path: the file, plain or compressed, several (see `look.data_files`), or a BEIR folder.
       format: a name in `FORMATS`; None detects it from the content.
       fields: the names of fields in the file, see `own.own_fields`.
 
@@ -261,7 +285,8 @@ def iter_passages(
     """Yields the passages of a file, including the contexts of its questions.
 
     Args:
-      path: the file, plain or gzipped, a document, or a folder of documents or of a BEIR set.
+      path: the file, plain or compressed, a document, a folder of documents or of a BEIR set, or
+        several files, see `look.data_files`.
       format: a name in `FORMATS`; None detects it from the content.
       fields: the names of fields in the file, see `own.own_fields`.
 

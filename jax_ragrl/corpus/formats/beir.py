@@ -9,7 +9,15 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 
-from jax_ragrl.corpus.formats.files import Record, field, others, read_records
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    Source,
+    optional_text,
+    others,
+    question_text,
+    read_records,
+    text,
+)
 from jax_ragrl.corpus.formats.qrels import read_qrels
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
@@ -33,19 +41,19 @@ def _qrels(folder: pathlib.Path) -> dict[str, list[str]]:
 
 
 def _question(record: Record, gold: dict[str, list[str]]) -> Question:
-    key = field(record, "_id", str)
+    key = text(record, "_id")
     return Question(
         id=key,
-        text=field(record, "text", str),
+        text=question_text(record, "text"),
         answers=(),
         gold=tuple(gold.get(key, ())),
         metadata=others(record, "_id", "text"),
     )
 
 
-def read_beir(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+def read_beir(path: Source) -> tuple[list[Question], Iterator[Passage]]:
     """Reads all queries (without judgments they have no gold) and the passages."""
-    folder = pathlib.Path(path)
+    folder = pathlib.Path(path if isinstance(path, str | pathlib.Path) else path[0])
     gold = _qrels(folder)
     queries = [_question(record, gold) for record in read_records(_file(folder, "queries.jsonl"))]
     # Lazy, although the queries are not: only the corpus is large.
@@ -54,11 +62,9 @@ def read_beir(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passag
 
 
 def _passage(record: Record) -> Passage:
-    # The title may also be null.
-    title = str(record.fields.get("title") or "")
-    return Passage(str(field(record, "_id", object)), title, field(record, "text", str))
+    return Passage(text(record, "_id"), optional_text(record, "title"), text(record, "text"))
 
 
-def read_beir_corpus(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+def read_beir_corpus(path: Source) -> tuple[list[Question], Iterator[Passage]]:
     """Reads passages `{_id, title, text}` lazily; the title may be missing."""
     return [], map(_passage, read_records(path))

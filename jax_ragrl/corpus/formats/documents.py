@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from jax_ragrl.corpus.formats.files import read_text
+from jax_ragrl.corpus.formats.files import Source, read_text
 from jax_ragrl.corpus.formats.html_text import html_sections
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import HALF
@@ -148,27 +148,29 @@ def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
             yield Passage(f"{name}#{place}" if place else name, " - ".join(names), text)
 
 
-def read_documents(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+def read_documents(source: Source) -> tuple[list[Question], Iterator[Passage]]:
     """Reads passages lazily; a document without text is named in a warning.
 
     Raises:
       UserError: there are no documents, one cannot be read, or a package is not installed.
     """
-    path = pathlib.Path(path)
-    files = document_files(path)
-    if not files:
-        raise UserError(
-            f"{path} holds neither a BEIR set (corpus.jsonl, queries.jsonl) nor documents "
-            f"({', '.join(READERS)}): give a folder with such files"
-        )
-    root = path if path.is_dir() else path.parent
-    return [], _all_passages(files, root)
+    names: dict[pathlib.Path, str] = {}
+    for path in map(pathlib.Path, [source] if isinstance(source, str | pathlib.Path) else source):
+        files = document_files(path)
+        if not files:
+            raise UserError(
+                f"{path} holds neither a BEIR set (corpus.jsonl, queries.jsonl) nor documents "
+                f"({', '.join(READERS)}) nor shards of one kind (.jsonl, .json, .csv, .tsv or "
+                ".parquet): give a folder with such files"
+            )
+        root = path if path.is_dir() else path.parent
+        names |= {file: file.relative_to(root).as_posix() for file in files}
+    return [], _all_passages(names)
 
 
-def _all_passages(files: Iterable[pathlib.Path], root: pathlib.Path) -> Iterator[Passage]:
+def _all_passages(names: Mapping[pathlib.Path, str]) -> Iterator[Passage]:
     empty = list[str]()
-    for file in files:
-        name = file.relative_to(root).as_posix()
+    for file, name in names.items():
         passage = None
         for passage in _passages(file, name):
             yield passage

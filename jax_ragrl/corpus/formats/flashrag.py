@@ -12,7 +12,18 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_ragrl.corpus.formats.files import Record, field, read_records, texts, unique
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    Source,
+    answers,
+    field,
+    optional_text,
+    question_text,
+    read_records,
+    text,
+    texts,
+    unique,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -21,14 +32,14 @@ EXTRA = ("gold", "steps", "hops", "kind")
 
 def split_contents(contents: str) -> tuple[str, str]:
     """Splits '"title"\\ntext' into (title, text); a single line is the text."""
-    title, newline, text = contents.partition("\n")
+    title, newline, body = contents.partition("\n")
     if not newline:
         return "", contents.strip()
     title = title.strip()
     # Only a pair of quotation marks is FlashRAG's own; a single one belongs to the title.
     if len(title) >= 2 and title[0] == title[-1] == '"':
         title = title[1:-1]
-    return title, text.strip()
+    return title, body.strip()
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -47,43 +58,43 @@ def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return unique(_texts(facts.get("title"))) if isinstance(facts, dict) else ()
 
 
-def _gold(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+def _gold(metadata: Record) -> tuple[str, ...]:
     """Returns the gold names, under the keys of this library, of other files or of FlashRAG."""
-    names = metadata.get("gold", metadata.get("gold_titles", _fact_titles(metadata)))
-    return unique(_texts(names))
+    # Parquet has every field in every row: null where the row has none.
+    names = (name for name in ("gold", "gold_titles") if metadata.fields.get(name) is not None)
+    name = next(names, "")
+    return unique(texts(metadata, name)) if name else _fact_titles(metadata.fields)
 
 
 def _question(record: Record, number: int) -> Question:
-    # The field may be missing or null.
-    metadata = record.fields.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        raise UserError(f"{record.place}: field 'metadata' is not an object: rewrite it as one")
-    hops = metadata.get("hops", len(_fact_titles(metadata)))
+    # The field may be missing, null, or an empty cell.
+    metadata = field(record, "metadata", dict) if record.fields.get("metadata") else {}
+    own = Record(f"{record.place}, metadata", metadata)
+    hops = len(_fact_titles(metadata)) if metadata.get("hops") is None else metadata["hops"]
     return Question(
-        id=str(record.fields.get("id", number)),
-        text=field(record, "question", str),
-        answers=texts(record, "golden_answers"),
-        gold=_gold(metadata),
-        steps=_texts(metadata.get("steps")),
+        id=optional_text(record, "id", str(number)),
+        text=question_text(record, "question"),
+        answers=answers(record, "golden_answers"),
+        gold=_gold(own),
+        steps=texts(own, "steps") if "steps" in metadata else (),
         hops=hops if isinstance(hops, int) else 0,
-        kind=str(metadata.get("kind", metadata.get("type", ""))),
+        kind=optional_text(own, "kind" if "kind" in metadata else "type"),
         metadata={name: value for name, value in metadata.items() if name not in EXTRA},
     )
 
 
-def read_flashrag_questions(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_flashrag_questions(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions; without an id, the id is the position."""
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
 
 
 def _passage(record: Record) -> Passage:
-    title, text = split_contents(field(record, "contents", str))
+    title, content = split_contents(text(record, "contents"))
     # Some files have the title in a separate field instead.
-    title = title or str(record.fields.get("title") or "")
-    return Passage(str(field(record, "id", object)), title, text)
+    return Passage(text(record, "id"), title or optional_text(record, "title"), content)
 
 
-def read_flashrag_passages(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+def read_flashrag_passages(path: Source) -> tuple[list[Question], Iterator[Passage]]:
     """Reads passages lazily; the title is split from the contents."""
     return [], map(_passage, read_records(path))
 

@@ -5,9 +5,16 @@ Vu et al. 2023. The answers change over time: a file is valid for the date of it
 
 from __future__ import annotations
 
-import pathlib
-
-from jax_ragrl.corpus.formats.files import Record, field, others, read_table, unique
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    Source,
+    optional_text,
+    others,
+    question_text,
+    read_records,
+    text,
+    unique,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -16,19 +23,19 @@ ANSWERS = tuple(f"answer_{n}" for n in range(10))
 
 def _question(record: Record) -> Question:
     # Questions with fewer than ten answers have empty cells.
-    cells = (str(record.fields.get(name, "")).strip() for name in ANSWERS)
+    cells = (optional_text(record, name).strip() for name in ANSWERS)
     answers = unique(filter(None, cells))
     if not answers:
         raise UserError(f"{record.place}: fields 'answer_0' to 'answer_9' are empty: add an answer")
     return Question(
-        id=field(record, "id", str),
-        text=field(record, "question", str),
+        id=text(record, "id"),
+        text=question_text(record, "question"),
         answers=answers,
-        kind=str(record.fields.get("fact_type", "")),
+        kind=optional_text(record, "fact_type"),
         metadata=others(record, "id", "question", *ANSWERS),
     )
 
 
-def read_freshqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_freshqa(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions; `kind` states how fast the answer changes."""
-    return [_question(record) for record in read_table(path, ",")], []
+    return [_question(record) for record in read_records(path)], []

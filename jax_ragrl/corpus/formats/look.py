@@ -1,16 +1,19 @@
-"""The shape of a data file and the fields of its first record, from its content."""
+"""The files that a name means; the shape of a data file and the fields of its first record."""
 
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
+import os
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 from jax_ragrl.corpus.formats.documents import SUFFIXES
 from jax_ragrl.corpus.formats.files import (
-    PARQUET_MAGIC,
+    Source,
     parquet_columns,
     parse_json,
     read_head,
@@ -18,6 +21,10 @@ from jax_ragrl.corpus.formats.files import (
 )
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
+
+# The kind of a shard by its name; other files of its folder may describe the set.
+SHARD = re.compile(r"\.(jsonl|json|csv|tsv|parquet)(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
+ABOUT = re.compile(r"(readme|license|licence|citation)\b", re.IGNORECASE)  # documents about a set
 
 
 class FileLook(NamedTuple):
@@ -27,30 +34,72 @@ class FileLook(NamedTuple):
     fields: frozenset[str]
 
 
-def _first_of_list(text: str) -> Any:
-    """Parses the first entry of a JSON list that may be truncated after it."""
-    return json.JSONDecoder().raw_decode(text.lstrip()[1:].lstrip())[0]
+def data_files(path: pathlib.Path | str) -> list[pathlib.Path]:
+    """Returns the files that are read as one, in order.
+
+    Args:
+      path: a file; a folder of shards, of documents, or of a BEIR set, the last two of which stay
+        folders; a pattern (`shards/*.parquet`); or several of them, separated by commas.
+
+    Raises:
+      UserError: no file matches a pattern, or a folder has shards of several kinds.
+    """
+    text = str(path)
+    if os.path.isdir(text):
+        return _shards(pathlib.Path(text)) or [pathlib.Path(text)]
+    # Not `pathlib`, which fails for a text that is too long to be a path.
+    if os.path.exists(text):
+        return [pathlib.Path(text)]
+    if "," in text:
+        names = filter(None, map(str.strip, text.split(",")))
+        return [file for name in names for file in data_files(name)]
+    if glob.has_magic(text):
+        matches = sorted(glob.glob(text, recursive=True))
+        if not matches:
+            raise UserError(f"no file matches {text}: correct the pattern")
+        return [file for name in matches for file in data_files(name)]
+    return [pathlib.Path(text)]
+
+
+def _shards(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the data files of a folder that is neither a BEIR set nor has documents."""
+    if any(folder.glob("corpus.jsonl*")) or any(folder.glob("queries.jsonl*")):
+        return []
+    files = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    if any(path.suffix.lower() in SUFFIXES and not ABOUT.match(path.name) for path in files):
+        return []
+    kind_of = {path: match[1] for path in files if (match := SHARD.search(path.name))}
+    if len(examples := {kind: path for path, kind in kind_of.items()}) > 1:
+        names = " and ".join(map(str, examples.values()))
+        raise UserError(
+            f"{folder} holds data files of several kinds, such as {names}: name those of one kind, "
+            f"such as {folder}/*.{next(iter(examples))}"
+        )
+    return [folder / path for path in kind_of]
 
 
 def _look_at_list(path: pathlib.Path, text: str) -> FileLook:
     """Describes a file that starts with a bracket: a JSON list of records."""
     try:
-        return FileLook("records", _names(_first_of_list(text)))
-    except json.JSONDecodeError:
+        # The first entry, because the head may end after it.
+        first = json.JSONDecoder().raw_decode(text.lstrip()[1:].lstrip())[0]
+    except (ValueError, RecursionError):
         # An empty list, an entry longer than the head, or malformed JSON: parse it all to know.
-        if values := read_json(path):
-            return FileLook("records", _names(values[0]))
-        raise UserError(f"{path} is empty: give a file with records") from None
+        values = read_json(path)
+        if not values:
+            raise UserError(f"{path} is empty: give a file with records") from None
+        first = values[0]
+    return FileLook("records", _names(first))
 
 
-def _look_at_table(line: str) -> FileLook:
+def _look_at_table(line: str, delimiter: str) -> FileLook:
     """Describes a file whose first line is not JSON: the columns of a table."""
-    shape, delimiter = ("tsv", "\t") if "\t" in line else ("csv", ",")
     try:
         names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
     except csv.Error:  # a cell that is longer than the name of any column
         names = []
-    return FileLook(shape, frozenset(names))
+    return FileLook("tsv" if delimiter == "\t" else "csv", frozenset(names))
 
 
 def _names(value: Any) -> frozenset[str]:
@@ -74,13 +123,16 @@ def _look_at_objects(path: pathlib.Path, text: str) -> FileLook:
     return FileLook("object" if single else "records", _names(value))
 
 
-def look(path: pathlib.Path | str) -> FileLook:
+def look(source: Source) -> FileLook:
     """Returns the shape of a file and its first fields, from its content.
+
+    Args:
+      source: a file or folder; of several files the first one is representative.
 
     Raises:
       UserError: the file is missing, empty, or neither UTF-8 text nor parquet.
     """
-    path = pathlib.Path(path)
+    path = pathlib.Path(source if isinstance(source, str | pathlib.Path) else source[0])
     if path.is_dir():
         is_beir = any(path.glob("corpus.jsonl*")) or any(path.glob("queries.jsonl*"))
         return FileLook("folder" if is_beir else "documents", frozenset())
@@ -88,20 +140,14 @@ def look(path: pathlib.Path | str) -> FileLook:
     if path.is_file() and path.suffix.lower() in SUFFIXES - {".txt"}:
         return FileLook("documents", frozenset())
     # The head suffices in almost every case: a corpus may have tens of gigabytes.
-    head = read_head(path)
-    if head.startswith(PARQUET_MAGIC):
+    container, text = read_head(path)
+    if container == "parquet":
         return FileLook("parquet", frozenset(parquet_columns(path)))
-    # Another encoding is reported when the records are read, with the position of the first bad
-    # byte.
-    text = head.decode("utf-8-sig", errors="replace")
-    opening = text.lstrip()[:1]
-    if not opening:
-        raise UserError(f"{path} is empty: give a file with records")
-    if opening == "[":
+    if container == "list":
         return _look_at_list(path, text)
-    if opening == "{":
+    if container == "lines":
         return _look_at_objects(path, text)
     first = text.splitlines()[0]
     # Text files may hold JSON lines or a table with tabs.
     is_text = path.suffix.lower() == ".txt" and "\t" not in first
-    return FileLook("documents", frozenset()) if is_text else _look_at_table(first)
+    return FileLook("documents", frozenset()) if is_text else _look_at_table(first, container)

@@ -7,16 +7,17 @@ paragraph_support_idx}]`, where `#1` in a sub-question stands for the first answ
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator
 
 from jax_ragrl.corpus.formats.files import (
     Record,
-    field,
+    Source,
+    answers,
     others,
     parts,
+    question_text,
     read_records,
-    strings,
+    text,
     unique,
 )
 from jax_ragrl.corpus.formats.hotpotqa import passages_by_title
@@ -34,17 +35,17 @@ def _gold(record: Record) -> tuple[str, ...]:
     paragraphs = [p for p in parts(record, "paragraphs") if p.fields.get("is_supporting")]
     # Stable: paragraphs that no step names keep their order, after the others.
     paragraphs.sort(key=lambda p: hop_of.get(p.fields.get("idx"), len(hop_of)))
-    return unique(field(paragraph, "title", str) for paragraph in paragraphs)
+    return unique(text(paragraph, "title") for paragraph in paragraphs)
 
 
 def _question(record: Record) -> Question:
-    key = field(record, "id", str)
-    aliases = strings(record, "answer_aliases") if "answer_aliases" in record.fields else ()
-    steps = tuple(field(step, "question", str) for step in parts(record, "question_decomposition"))
+    key = text(record, "id")
+    decomposition = list(parts(record, "question_decomposition"))
+    steps = tuple(text(step, "question") for step in decomposition)
     return Question(
         id=key,
-        text=field(record, "question", str),
-        answers=unique((field(record, "answer", str), *aliases)),
+        text=question_text(record, "question"),
+        answers=answers(record, "answer", "answer_aliases"),
         gold=_gold(record),
         steps=steps,
         hops=len(steps),
@@ -52,16 +53,17 @@ def _question(record: Record) -> Question:
         kind=key.partition("__")[0],
         # The decomposition stays in the metadata, because its intermediate answers have no other
         # field.
-        metadata=others(record, *USED_FIELDS),
+        metadata=others(record, *USED_FIELDS)
+        | {"question_decomposition": [dict(p.fields) for p in decomposition]},
     )
 
 
 def _contexts(record: Record) -> Iterator[tuple[str, str]]:
     for paragraph in parts(record, "paragraphs"):
-        yield field(paragraph, "title", str), field(paragraph, "paragraph_text", str)
+        yield text(paragraph, "title"), text(paragraph, "paragraph_text")
 
 
-def read_musique(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_musique(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions with sub-questions and gold titles, and paragraphs as passages."""
     records = list(read_records(path))
     contexts = (context for record in records for context in _contexts(record))

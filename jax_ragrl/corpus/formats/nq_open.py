@@ -6,16 +6,17 @@ isgold}]}` is that of Liu et al. 2023. Neither has ids: the id of a question is 
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator
 
 from jax_ragrl.corpus.formats.files import (
     Record,
-    field,
+    Source,
+    answers,
     others,
     parts,
+    question_text,
     read_records,
-    strings,
+    text,
     unique,
 )
 from jax_ragrl.corpus.formats.hotpotqa import passages_by_title
@@ -24,7 +25,7 @@ from jax_ragrl.corpus.formats.own import own_fields, read_own_questions
 from jax_ragrl.types import Passage, Question
 
 
-def read_nq_open(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_nq_open(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions; a file may also have ids and gold passages, as in `own.py`."""
     own = own_fields("questions", look(path).fields)
     return read_own_questions(path, own, prefix="nq"), []
@@ -34,19 +35,19 @@ def _oracle_question(record: Record, number: int) -> Question:
     contexts = parts(record, "ctxs")
     return Question(
         id=f"nq{number}",
-        text=field(record, "question", str),
-        answers=strings(record, "answers"),
-        gold=unique(field(c, "title", str) for c in contexts if c.fields.get("isgold")),
+        text=question_text(record, "question"),
+        answers=answers(record, "answers"),
+        gold=unique(text(c, "title") for c in contexts if c.fields.get("isgold")),
         metadata=others(record, "question", "answers", "ctxs"),
     )
 
 
 def _contexts(record: Record) -> Iterator[tuple[str, str]]:
     for context in parts(record, "ctxs"):
-        yield field(context, "title", str), field(context, "text", str)
+        yield text(context, "title"), text(context, "text")
 
 
-def read_nq_oracle(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_nq_oracle(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions with gold titles, and their passages."""
     records = list(read_records(path))
     contexts = (context for record in records for context in _contexts(record))

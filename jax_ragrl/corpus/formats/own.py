@@ -8,19 +8,19 @@ CSV, TSV or parquet. Names match in any case; a missing id becomes the position.
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax_ragrl.corpus.formats.files import (
     Record,
-    field,
-    join_sentences,
+    Source,
+    answers,
+    joined,
+    optional_text,
     others,
-    read_parquet,
+    question_text,
     read_records,
-    read_table,
     texts,
     unique,
 )
@@ -71,6 +71,14 @@ class OwnFields(NamedTuple):
             f"name the field of the {name} with --fields {name}=NAME"
         )
 
+    def id_of(self, record: Record, default: str) -> str:
+        """Returns the id of a record; the default if the file has no ids, or this one is null."""
+        return (
+            optional_text(record, self.read(record, "id"), default)
+            if "id" in self.names
+            else default
+        )
+
 
 def own_fields(
     content: str, present: Collection[str], fields: Mapping[str, str] = NO_FIELDS
@@ -118,72 +126,45 @@ def check_fields(fields: Mapping[str, str]) -> None:
             )
 
 
-def read_own_records(path: pathlib.Path | str, shape: str) -> Iterator[Record]:
-    """Yields the records of a file, lazily.
-
-    Raises:
-      UserError: the shape is not in `SHAPES`: the format was given for another kind of file.
-    """
-    if shape not in SHAPES:
-        raise UserError(
-            f"{path} has no records (it looks like {shape}): give JSON, JSON lines, CSV, TSV or "
-            f"parquet, or name another format"
-        )
-    if shape == "parquet":
-        return read_parquet(path)
-    return read_records(path) if shape == "records" else read_table(path, DELIMITERS[shape])
-
-
-DELIMITERS = {"csv": ",", "tsv": "\t"}
-
-
 def _question(own: OwnFields, prefix: str, number: int, record: Record) -> Question:
     names = own.names
     # Judgments of a retriever need gold passages and no answer.
     has_answer = "answer" in names or "gold" not in names
-    answers = texts(record, own.read(record, "answer")) if has_answer else ()
+    correct = answers(record, own.read(record, "answer")) if has_answer else ()
     gold = unique(texts(record, names["gold"])) if names.get("gold") in record.fields else ()
     return Question(
-        id=str(field(record, names["id"], object)) if "id" in names else f"{prefix}{number}",
-        text=field(record, own.read(record, "question"), str),
-        answers=answers,
+        id=own.id_of(record, f"{prefix}{number}"),
+        text=question_text(record, own.read(record, "question")),
+        answers=correct,
         gold=gold,
         metadata=others(record, *names.values()),
     )
 
 
-def read_own_questions(
-    path: pathlib.Path | str, own: OwnFields, shape: str = "records", prefix: str = "q"
-) -> list[Question]:
+def read_own_questions(source: Source, own: OwnFields, prefix: str = "q") -> list[Question]:
     """Reads questions.
 
     Args:
-      path: the file.
+      source: the file, or several.
       own: the names of its fields.
-      shape: one of `SHAPES`.
-      prefix: of the ids, which are positions in a file without ids.
+      prefix: of the ids, which are positions if the file has none.
 
     Raises:
       UserError: a field is missing; names the file, the record and its fields.
     """
-    records = enumerate(read_own_records(path, shape))
-    return [_question(own, prefix, n, record) for n, record in records]
+    return [_question(own, prefix, n, record) for n, record in enumerate(read_records(source))]
 
 
 def _passage(own: OwnFields, pair: tuple[int, Record]) -> Passage:
     number, record = pair
     name = own.read(record, "text")
-    value: Any = field(record, name, object)
-    text = join_sentences(value) if isinstance(value, list) else field(record, name, str)
-    title = str(record.fields.get(own.names.get("title", "")) or "")
+    content = joined(record, name)
+    title = optional_text(record, own.names.get("title", ""))
     if name == "contents" and not title:
-        title, text = split_contents(text)
-    key = own.names.get("id")
-    return Passage(str(field(record, key, object)) if key else f"p{number}", title, text)
+        title, content = split_contents(content)
+    return Passage(own.id_of(record, f"p{number}"), title, content)
 
 
-def read_own_passages(
-    path: pathlib.Path | str, own: OwnFields, shape: str = "records"
-) -> Iterator[Passage]:
+def read_own_passages(source: Source, own: OwnFields) -> Iterator[Passage]:
     """Reads passages lazily; arguments and errors as `read_own_questions`."""
-    return map(functools.partial(_passage, own), enumerate(read_own_records(path, shape)))
+    return map(functools.partial(_passage, own), enumerate(read_records(source)))

@@ -1,40 +1,35 @@
-"""PopQA's table: TSV with `id, question, possible_answers` (a JSON list in a cell) and more.
+"""PopQA: `id, question, possible_answers` (a JSON list in a text) and more.
 
-Mallen et al. 2023.
+Mallen et al. 2023. The published file is a TSV.
 """
 
 from __future__ import annotations
 
-import json
-import pathlib
-
-from jax_ragrl.corpus.formats.files import Record, field, others, read_table
-from jax_ragrl.errors import UserError
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    Source,
+    answers,
+    field,
+    optional_text,
+    others,
+    question_text,
+    read_records,
+    text,
+)
 from jax_ragrl.types import Passage, Question
 
 
-def _answers(record: Record) -> tuple[str, ...]:
-    cell = field(record, "possible_answers", str)
-    try:
-        # TSV has no lists, so that the cell is a string of JSON.
-        answers = json.loads(cell)
-    except json.JSONDecodeError:
-        answers = None
-    if not isinstance(answers, list):
-        raise UserError(f"{record.place}: field 'possible_answers' is not a JSON list: {cell[:60]}")
-    return tuple(map(str, answers))
-
-
 def _question(record: Record) -> Question:
+    listed = Record(record.place, {"possible_answers": field(record, "possible_answers", list)})
     return Question(
-        id=field(record, "id", str),
-        text=field(record, "question", str),
-        answers=_answers(record),
-        kind=str(record.fields.get("prop", "")),
+        id=text(record, "id"),
+        text=question_text(record, "question"),
+        answers=answers(listed, "possible_answers"),
+        kind=optional_text(record, "prop"),
         metadata=others(record, "id", "question", "possible_answers"),
     )
 
 
-def read_popqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_popqa(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions; `kind` is the relation that the question asks for."""
-    return [_question(record) for record in read_table(path, "\t")], []
+    return [_question(record) for record in read_records(path)], []

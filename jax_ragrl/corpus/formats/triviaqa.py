@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import pathlib
 
-from jax_ragrl.corpus.formats.files import Record, field, others, parts, read_json, strings, unique
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    Source,
+    answers,
+    others,
+    parts,
+    question_text,
+    read_json,
+    text,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
 
 def _question(record: Record) -> Question:
-    # A record of its fields, so that errors name both the question and the nested object.
-    answer = Record(f"{record.place}, Answer", field(record, "Answer", dict))
-    aliases = strings(answer, "Aliases") if "Aliases" in answer.fields else ()
     return Question(
-        id=field(record, "QuestionId", str),
-        text=field(record, "Question", str),
-        answers=unique((field(answer, "Value", str), *aliases)),
+        id=text(record, "QuestionId"),
+        text=question_text(record, "Question"),
+        answers=answers(record, "Answer"),
         metadata=others(record, "QuestionId", "Question", "Answer"),
     )
 
 
-def read_triviaqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_triviaqa(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions; the first answer is the value, its aliases follow."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: the file must be one JSON object with the field 'Data'")
-    return [_question(record) for record in parts(Record(str(path), value), "Data")], []
+    questions = list[Question]()
+    for file in [path] if isinstance(path, str | pathlib.Path) else path:
+        value = read_json(file)
+        if not isinstance(value, dict):
+            raise UserError(f"{file}: the file must be one JSON object with the field 'Data'")
+        questions += map(_question, parts(Record(str(file), value), "Data"))
+    return questions, []

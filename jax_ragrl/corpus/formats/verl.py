@@ -1,71 +1,58 @@
-"""Rows of the RL trainers verl and Search-R1, as JSON lines or parquet.
+"""Rows of the RL trainers verl and Search-R1.
 
 `{data_source, prompt [{role, content}], reward_model {ground_truth}, extra_info {question,
-answer}}`; `ground_truth` is a string, a list, or Search-R1's `{target: [...]}`.
+answer}}`; `ground_truth` is a text, a list, or Search-R1's `{target: [...]}`.
 """
 
 from __future__ import annotations
 
-import pathlib
-from typing import Any
-
 from jax_ragrl.corpus.formats.files import (
     Record,
+    Source,
+    answers,
     field,
+    optional_text,
     others,
     parts,
-    read_parquet,
+    question_text,
     read_records,
 )
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
 
-def _answers(value: Any) -> tuple[str, ...]:
-    if isinstance(value, dict):
-        value = value.get("target", value.get("answer"))
-    if value is None:
-        return ()
-    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
-
-
-def _extra(record: Record) -> dict[str, Any]:
-    extra = record.fields.get("extra_info")
-    return extra if isinstance(extra, dict) else {}
-
-
-def _text(record: Record) -> str:
-    """Returns the question of a row, or else the last user message of its prompt."""
-    # Preferred to the prompt, which wraps the question in the instructions of another library.
-    for text in (record.fields.get("question"), _extra(record).get("question")):
-        if isinstance(text, str) and text:
-            return text
-    users = [m for m in parts(record, "prompt") if m.fields.get("role") == "user"]
-    if not users:
-        raise UserError(f"{record.place}: field 'prompt' has no user message: add the question")
-    # Earlier user messages may be examples.
-    return field(users[-1], "content", str)
-
-
 def _question(record: Record, number: int) -> Question:
-    extra = _extra(record)
+    extra = Record(f"{record.place}, extra_info", {})
+    if record.fields.get("extra_info"):
+        extra = extra._replace(fields=field(record, "extra_info", dict))
     reward = Record(f"{record.place}, reward_model", field(record, "reward_model", dict))
+    truth = field(reward, "ground_truth", object)
+    if isinstance(truth, str) and truth.lstrip().startswith("{"):
+        truth = field(reward, "ground_truth", dict)
+    if isinstance(truth, dict):
+        names = [name for name in ("target", "answer") if name in truth]
+        reward = Record(f"{reward.place}, ground_truth", truth)
+        correct = answers(reward, names[0] if names else "target")
+    else:
+        correct = answers(reward, "ground_truth")
     # A list of answers has more of them than the ground truth; a text may be a whole solution.
-    listed, truth = extra.get("answer"), field(reward, "ground_truth", object)
-    answers = (_answers(listed) if isinstance(listed, list) else ()) or _answers(truth)
+    if isinstance(extra.fields.get("answer"), list):
+        correct = answers(extra, "answer") or correct
+    # Preferred to the prompt, which wraps the question in the instructions of another library.
+    asked = optional_text(record, "question") or optional_text(extra, "question")
+    if not asked:
+        users = [m for m in parts(record, "prompt") if m.fields.get("role") == "user"]
+        if not users:
+            raise UserError(f"{record.place}: field 'prompt' has no user message: add the question")
+        asked = question_text(users[-1], "content")  # earlier user messages may be examples
     return Question(
-        id=str(record.fields.get("id", extra.get("index", number))),
-        text=_text(record),
-        answers=answers,
+        id=optional_text(record, "id", optional_text(extra, "index", str(number))),
+        text=asked,
+        answers=correct,
         metadata=others(record, "id", "prompt", "reward_model"),
     )
 
 
-def read_verl(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Reads the questions of a JSON lines file."""
+def read_verl(path: Source) -> tuple[list[Question], list[Passage]]:
+    """Reads the questions of a file."""
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
-
-
-def read_verl_parquet(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Reads the questions of a parquet file."""
-    return [_question(record, n) for n, record in enumerate(read_parquet(path))], []
