@@ -1,4 +1,4 @@
-"""Commands that prepare data: `world` and `index`."""
+"""Commands that prepare data: `world`, `split` and `index`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,18 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument(
         "--out", type=local, required=True, help="output folder: passages.jsonl and SPLIT.jsonl"
     )
+    sub = command("split", run_split, "divide a file of questions into train, dev and test")
+    sub.add_argument("questions", type=data_path, help="file of questions")
+    shares = "shares of train, dev and test, such as 0.7,0.1,0.2; a share of 0 writes no file"
+    sub.add_argument("--shares", required=True, metavar="TRAIN,DEV,TEST", help=shares)
+    add_fields_option(sub)
+    sub.add_argument("--out", type=local, required=True, help="output folder: SPLIT.jsonl")
     _add_index_options(command("index", run_index, "encode a corpus and build its search index"))
 
 
 def _add_index_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
+    corpus = "file or folder of passages; or several: a folder or pattern of shards, or a,b"
+    sub.add_argument("--corpus", type=data_path, help=corpus)
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")
     add = "file of passages that are added to the index in --out, which keeps its settings"
     sub.add_argument("--add", type=data_path, metavar="FILE", help=add)
@@ -105,6 +112,25 @@ def run_world(options: argparse.Namespace) -> None:
     relations = tuple(filter(None, options.outdated.split(",")))
     settings = WorldData(options.seed, options.size, options.famous, hops, relations)
     print(json.dumps(save_world(settings, options.out)))
+
+
+def run_split(options: argparse.Namespace) -> None:
+    from jax_ragrl.corpus.formats import load_questions, save_questions
+    from jax_ragrl.corpus.formats.own import parse_fields
+    from jax_ragrl.corpus.questions import split_questions
+
+    questions = load_questions(options.questions, fields=parse_fields(options.fields))
+    parts = split_questions(questions, parse_numbers(options.shares, float))
+    files = {split: options.out / f"{split}.jsonl" for split, part in parts.items() if part}
+    # One of them may be the file that is divided.
+    if existing := [file for file in files.values() if file.exists()]:
+        raise UserError(f"{existing[0]} exists: give another folder with --out, or remove it")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for split, file in files.items():
+        save_questions(parts[split], file)
+    print(
+        json.dumps({split: len(part) for split, part in parts.items()} | {"out": str(options.out)})
+    )
 
 
 def run_index(options: argparse.Namespace) -> None:

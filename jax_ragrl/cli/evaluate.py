@@ -234,7 +234,7 @@ def _evaluate_set(settings: TableSettings, out: pathlib.Path | None, *, as_json:
     if as_json:
         print_json(table)
     else:
-        data = set_name(str(settings.questions))
+        data = set_name(str(settings.questions), with_split=True)
         cells = {(data, name): row for name, row in table.items() if isinstance(row, dict)}
         show(markdown([name for _, name in cells], [data], cells))
     # The table is written before an outage is reported: it holds the messages of the failures.

@@ -23,6 +23,7 @@ from jax_ragrl.corpus.formats.own import NO_FIELDS
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
+SPLITS = ("train", "dev", "test")
 EPOCHS = 10**9  # in effect endless: Grain's endless repeat overflows at a batch size of one
 Batches: TypeAlias = grain.DatasetIterator[list[Question]]
 
@@ -103,6 +104,45 @@ def _check_counts(counts: Sequence[int], sizes: Mapping[str, int]) -> None:
                 f"train_per_file asks for {count} questions of {file}, which has {size}: the "
                 "mixture would change, so ask for fewer, or 0 for all"
             )
+
+
+def split_questions(
+    questions: Sequence[Question], shares: Sequence[float]
+) -> dict[str, list[Question]]:
+    """Divides questions into train, dev and test, in their order.
+
+    The hash of its id decides on a question, so that equal ids are divided equally, in whatever
+    order the file has them. Copies of a question, by its text, stay together with the first one, as
+    far as the sizes permit.
+
+    Args:
+      questions: the questions.
+      shares: of train, dev and test, with the sum 1.
+
+    Raises:
+      UserError: these are no three shares, or one that is above 0 gets no question.
+    """
+    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        raise UserError(
+            f"the shares {','.join(map(str, shares))} are not those of train, dev and test, which "
+            "are three and have the sum 1: give for example 0.7,0.1,0.2"
+        )
+    first_id: dict[str, str] = {}
+    keys = [first_id.setdefault(question.text, question.id) for question in questions]
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    order = sorted(range(len(questions)), key=lambda n: (digests[n], questions[n].id))
+    parts: dict[str, list[Question]] = {}
+    start = 0
+    for split, share, end in zip(SPLITS, shares, itertools.accumulate(shares), strict=True):
+        stop = round(end * len(questions))
+        parts[split] = [questions[n] for n in sorted(order[start:stop])]
+        if share and not parts[split]:
+            raise UserError(
+                f"{len(questions)} questions leave none for {split}, whose share is {share}: give "
+                "more questions, a larger share, or the share 0"
+            )
+        start = stop
+    return parts
 
 
 def sample_in_order(questions: Sequence[Question], count: int, seed: int) -> list[Question]:

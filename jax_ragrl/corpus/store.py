@@ -24,6 +24,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from jax_ragrl.corpus.formats.look import data_files
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 from jax_ragrl.runtime.progress import track
@@ -101,23 +102,25 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
 def source_of(
     path: pathlib.Path, format: str | None, reading: Mapping[str, Any] = NO_READING
 ) -> list[Any]:
-    """Returns names, sizes and modification times of a file, or of the files below a folder.
+    """Returns names, sizes and modification times of files, or of those below a folder.
 
     Args:
-      path: the file or folder.
+      path: the files, see `data_files`.
       format: of the file; None: detected.
       reading: how it is read, see `Reading.describe`; empty: as it is.
 
     Raises:
-      UserError: the path does not exist.
+      UserError: a file does not exist.
     """
-    if not path.exists():
-        raise UserError(f"{path} does not exist: give the path of a data file")
-    files = sorted(filter(pathlib.Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
-    root = path if path.is_dir() else path.parent
-    # Names below the folder, so that a moved data set keeps its cache. Sizes and times instead of a
-    # hash, which would take as long as reading the file.
-    stats = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
+    stats = []
+    for top in data_files(path):
+        if not top.exists():
+            raise UserError(f"{top} does not exist: give the path of a data file")
+        files = sorted(filter(pathlib.Path.is_file, top.rglob("*"))) if top.is_dir() else [top]
+        root = top if top.is_dir() else top.parent
+        # Names below the folder, so that a moved data set keeps its cache. Sizes and times instead
+        # of a hash, which would take as long as reading the file.
+        stats += [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     parts = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
     return [format, *parts, *([dict(reading)] if reading else [])]
 

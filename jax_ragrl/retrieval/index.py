@@ -13,6 +13,7 @@ scann/      the trained searcher, for the kind `scann` above 20,000 passages
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import random
 import re
@@ -302,7 +303,7 @@ def load_indexed(
     Raises:
       UserError: as `load_corpus`; or the index was built for another corpus.
     """
-    if (path / FILE).is_file():
+    if os.path.isfile(path / FILE):  # `pathlib` fails for a list of files that is too long
         return stored_corpus(path)
     if folder is None:
         return load_corpus(path, reading=reading or AS_IS)

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from jax_ragrl.corpus.formats.files import Record, field
+from jax_ragrl.corpus.formats.files import Record, field, text
 from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads_or_none
@@ -179,7 +179,7 @@ def read_hits(entries: Sequence[Any], place: str) -> Hits:
 
 def to_passage(document: Record) -> Passage:
     """Converts a document; without fields `title` and `text` its contents are split."""
-    name, fields = str(field(document, "id", object)), document.fields
+    name, fields = text(document, "id"), document.fields
     if isinstance(fields.get("title"), str) and isinstance(fields.get("text"), str):
         return Passage(name, fields["title"], fields["text"])
     return Passage(name, *split_contents(field(document, "contents", str)))

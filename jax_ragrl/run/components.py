@@ -62,6 +62,7 @@ from jax_ragrl.retrieval.index import (
     open_index,
     units_of,
 )
+from jax_ragrl.retrieval.measures import example_names
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
@@ -329,11 +330,38 @@ def load_data(
         reading: Reading | None = config_reading(data, index)
         reading = None if reading is AS_IS else reading
         corpus = process_zero_first(lambda: load_indexed(path, folder, reading, own_folder=True))
+        _check_gold(splits, corpus, files.corpus)
         return LoadedData(corpus, splits, None)
     if data.world is None:
         raise UserError("the config has no questions: set data.files or data.world")
     world = make_world(data.world)
     return LoadedData(Corpus(world.passages), world.questions, world)
+
+
+def _check_gold(
+    questions: Mapping[str, Sequence[Question]], corpus: Corpus, corpus_name: str
+) -> None:
+    """Warns of gold that the corpus lacks; raises `UserError` if it has none of a split's."""
+    gold = {split: {name for q in part for name in q.gold} for split, part in questions.items()}
+    missing = {split: set(names) for split, names in gold.items() if names}
+    for n, passage in enumerate(corpus.passages):
+        for names in missing.values():
+            names -= passage.names
+        # Reading all of a large corpus takes minutes, and would only find more of the gold.
+        if n >= SOME_PASSAGES and all(len(missing[split]) < len(gold[split]) for split in missing):
+            return
+        if not any(missing.values()):
+            return
+    for split, names in missing.items():
+        text = f"{len(names)} of {len(gold[split])} gold passages of data.files.{split} are not in"
+        text = f"{text} {corpus_name}, such as {min(names, default='')!r}"
+        if names == gold[split]:
+            raise UserError(
+                f"{text}, which has {example_names(corpus.passages)}: give {split} questions of "
+                "this corpus, or the corpus that they are from"
+            )
+        if names and is_process_zero():
+            print(f"ragrl: {text}: no search can return them", file=sys.stderr)
 
 
 def config_reading(data: Data, index: Index | None) -> Reading:
@@ -476,6 +504,7 @@ def has_other_source(index: VectorIndex, folder: pathlib.Path) -> bool:
     )
 
 
+SOME_PASSAGES = 200_000  # passages in which some gold of every split must be
 BUILTIN = {HASHED_WORDS, MINILM}
 
 

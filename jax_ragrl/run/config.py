@@ -77,7 +77,8 @@ class FileData:
     also be one of a data set on the Hugging Face Hub: `hf://datasets/OWNER/NAME[@REVISION]/PATH`.
 
     Fields:
-      corpus: the passages; may be empty if a server is searched.
+      corpus: the passages: a file or folder, or several: a folder or pattern of shards, or names
+        separated by commas. May be empty if a server is searched.
       train: questions for training.
       dev: questions for evaluation during the run; may be the same file as `train`.
       test: questions for the final evaluation; may be the same file as `train`.

@@ -28,7 +28,7 @@ from jax_ragrl.run.components import (
 )
 from jax_ragrl.run.config import Data, FileData
 from jax_ragrl.types import Passage, Question
-from jax_ragrl.validation.findings import Finding, guarded
+from jax_ragrl.validation.findings import Finding, Level, guarded
 
 SPLITS = ("train", "dev", "test")
 LIMIT = 200_000  # passages: reading a whole Wikipedia would take minutes
@@ -138,12 +138,16 @@ def check_gold(sample: DataSample) -> Iterator[Finding]:
         if not (gold and sample.passages and sample.complete):
             continue
         missing = missing_gold(questions, sample.passages)
+        level: Level = "warning" if missing else "ok"
         text = f"{len(missing)} of {len(gold)} gold passages of {split} are not in the corpus"
         if missing:
             names = example_names(sample.passages)
             remedy = "give the corpus that they are from, or expect recall to count them as misses"
+            if len(missing) == len(gold):
+                level = "error"
+                remedy = f"give {split} questions of this corpus, or the corpus that they are from"
             text = f"{text}, such as {missing[0]!r}, but {names}: {remedy}"
-        yield Finding("warning" if missing else "ok", "gold", text)
+        yield Finding(level, "gold", text)
 
 
 @guarded("data")

@@ -320,7 +320,7 @@ def test_judgements_that_are_none_are_refused_with_their_place(tmp_path, text, w
 QUESTIONS = [
     Question("1", "q?", ("a", "b"), ("T", "U"), ("s #1",), 2, "bridge", {"level": "hard"}),
     Question("2", "ö\u2028\U0001f600?", ()),
-    Question("3", "q?", ("",), metadata={"type": "not the kind", "gold_titles": ["not gold"]}),
+    Question("3", "q?", (" x",), metadata={"type": "not the kind", "gold_titles": ["not gold"]}),
 ]
 
 

@@ -95,13 +95,13 @@ def test_an_id_of_the_file_is_the_id_of_the_question(tmp_path):
         ("['Clontarf', 'Dublin']", ("Clontarf", "Dublin")),
         (""" ['it is', "it's"] """, ("it is", "it's")),
         ("['1897', 1897, 3.5]", ("1897", "1897", "3.5")),
-        ("['']", ("",)),
+        ("[]", ()),
+        ("('Clontarf', 'Dublin')", ("Clontarf", "Dublin")),
         ("[sic] Clontarf", ("[sic] Clontarf",)),
         ("[Clontarf, Dublin]", ("[Clontarf, Dublin]",)),
-        ("['Clontarf' 'Dublin']", ("['Clontarf' 'Dublin']",)),  # an array, which has no commas
+        ("(Clontarf)", ("(Clontarf)",)),
         ("['Clontarf', open('x')]", ("['Clontarf', open('x')]",)),
         ("['Clontarf'], 'Dublin'", ("['Clontarf'], 'Dublin'",)),
-        ("['Clontarf', ['Dublin']]", ("['Clontarf', ['Dublin']]",)),
         ("['Clontarf\\'", ("['Clontarf\\'",)),
     ],
 )

@@ -13,7 +13,7 @@ from jax_ragrl.corpus.questions import (
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
-ANSWERS = (["a", ""], [], [" "])
+ANSWERS = (["a", "b"], [], None)
 
 QUESTIONS = [Question(str(n), f"q{n}?", ()) for n in range(10)]
 

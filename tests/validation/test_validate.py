@@ -148,7 +148,11 @@ DATA_ERRORS = [
         r"warning data: 20 of 20 test questions are also training questions: divide the file",
     ),
     (rows("corpus", PASSAGES * 2), r"error .*passage id 'p0' occurs 2 times"),
-    (rows("corpus", PASSAGES[2:]), r"warning gold: 1 of 1 gold passages of train .*'p1'"),
+    (rows("corpus", PASSAGES[2:]), r"error gold: 1 of 1 gold passages of train .*'p1'"),
+    (
+        rows("dev", [{**QUESTIONS[0], "gold": ["p1", "p9"]}]),
+        r"warning gold: 1 of 2 gold passages of dev .*'p9'",
+    ),
     (
         rows("corpus", [*PASSAGES, {"id": "p", "title": "", "text": "long " * 600}]),
         r"warning corpus: 1 of 5 passages are longer than 512 words .*--chunk",

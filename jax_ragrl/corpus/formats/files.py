@@ -450,7 +450,9 @@ def _value_in(text: str, place: str, name: str) -> Any:
         )
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = ast.literal_eval(text.strip())
-        return value if isinstance(value, list | tuple | dict | set) else text
+        # Not the tuple that "['a'], 'b'" is to Python.
+        if isinstance(value, {"[": list, "(": tuple, "{": dict | set}[text.lstrip()[0]]):
+            return value
     return text  # that begins with a bracket, such as "[sic] ..."
 
 

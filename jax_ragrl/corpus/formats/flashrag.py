@@ -58,12 +58,11 @@ def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return unique(_texts(facts.get("title"))) if isinstance(facts, dict) else ()
 
 
-def _gold(metadata: Record) -> tuple[str, ...]:
+def _gold(metadata: Mapping[str, Any], place: str = "metadata") -> tuple[str, ...]:
     """Returns the gold names, under the keys of this library, of other files or of FlashRAG."""
     # Parquet has every field in every row: null where the row has none.
-    names = (name for name in ("gold", "gold_titles") if metadata.fields.get(name) is not None)
-    name = next(names, "")
-    return unique(texts(metadata, name)) if name else _fact_titles(metadata.fields)
+    names = [name for name in ("gold", "gold_titles") if metadata.get(name) is not None]
+    return unique(texts(Record(place, metadata), names[0])) if names else _fact_titles(metadata)
 
 
 def _question(record: Record, number: int) -> Question:
@@ -75,7 +74,7 @@ def _question(record: Record, number: int) -> Question:
         id=optional_text(record, "id", str(number)),
         text=question_text(record, "question"),
         answers=answers(record, "golden_answers"),
-        gold=_gold(own),
+        gold=_gold(metadata, own.place),
         steps=texts(own, "steps") if "steps" in metadata else (),
         hops=hops if isinstance(hops, int) else 0,
         kind=optional_text(own, "kind" if "kind" in metadata else "type"),
@@ -123,5 +122,6 @@ def save_questions(questions: Sequence[Question], path: pathlib.Path | str) -> N
       UserError: a question's metadata uses one of the names `gold, steps, hops, kind`.
     """
     # All lines are ready before the file is opened: an error leaves no partial file.
-    lines = [json.dumps(_record(question)) + "\n" for question in questions]
+    # Parquet has dates among the other fields of a data set.
+    lines = [json.dumps(_record(question), default=str) + "\n" for question in questions]
     pathlib.Path(path).write_bytes("".join(lines).encode("ascii"))
