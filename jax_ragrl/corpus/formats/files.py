@@ -31,7 +31,7 @@ Source: TypeAlias = pathlib.Path | str | Sequence[pathlib.Path]  # a file, or fi
 PARQUET_MAGIC = b"PAR1"
 MAX_RECORD = 1 << 26  # characters of a line; a zipped file of a megabyte may hold one of gigabytes
 # Text compresses to a twentieth at best, but two megabytes of gzip can hold two gigabytes.
-MAX_RATIO = 50
+MAX_RATIO = 20
 MIN_UNZIPPED = 1 << 25  # bytes that every compressed file may hold, whatever its ratio
 MAX_WHOLE = 1 << 30  # bytes of a compressed file that is read whole: a JSON list, a document
 HEAD_BYTES = 1 << 22  # enough for the first record of almost every file
