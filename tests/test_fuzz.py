@@ -7,8 +7,10 @@ no input takes long. More examples than here: HYPOTHESIS_EXAMPLES=2000.
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import gzip
+import io
 import json
 import os
 import pathlib
@@ -19,6 +21,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -131,6 +135,60 @@ def test_any_pdf_is_read_or_refused(tmp_path, changes):
     (tmp_path / "a.pdf").write_bytes(content)
     with refusing():
         load_passages(tmp_path / "a.pdf")
+
+
+CELLS = st.text("ab,;\t\"'[]{}()0123\n\0é ", max_size=12) | VALUES.map(json.dumps)
+
+
+@examples(150)
+@given(
+    st.lists(st.lists(FIELDS | CELLS, min_size=1, max_size=4), max_size=4),
+    st.sampled_from(",;\t"),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "latin-1"]),
+    st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL, None]),
+)
+def test_any_table_is_read_or_refused(tmp_path, rows, delimiter, encoding, quoting):
+    text = io.StringIO()
+    if quoting is None:
+        text.write("\n".join(delimiter.join(row) for row in rows))
+    else:
+        csv.writer(text, delimiter=delimiter, quoting=quoting, escapechar="\\").writerows(rows)
+    file = tmp_path / "table"
+    file.write_bytes(text.getvalue().encode(encoding, "replace"))
+    with refusing():
+        load_questions(file)
+    with refusing():
+        load_passages(file)
+
+
+@functools.cache
+def parquet_bytes() -> bytes:
+    """Columns of the types that published sets have, and of some that Python cannot hold."""
+    columns = {
+        "question": ["q?", "r?"],
+        "answer": [["a"], ["b", None]],
+        "text": [b"a", b"b"],
+        "metadata": [{"gold": ["a"], "x": 1.5}, None],
+        "day": pyarrow.array([1, 2], pyarrow.date32()),
+        "time": pyarrow.array([1, 2], pyarrow.timestamp("ns")),
+    }
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink, compression="none")
+    return sink.getvalue()
+
+
+@examples(100)
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4), st.booleans())
+def test_any_parquet_is_read_or_refused(tmp_path, at, new, is_cut):
+    content = bytearray(parquet_bytes())
+    at %= len(content)
+    content[at:] = new + (b"" if is_cut else content[at + len(new) :])
+    file = tmp_path / "x.parquet"
+    file.write_bytes(content)
+    with refusing():
+        load_questions(file)
+    with refusing():
+        load_passages(file)
 
 
 # --- model folders -------------------------------------------------------------------------------

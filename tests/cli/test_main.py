@@ -456,3 +456,17 @@ def test_the_package_can_be_executed_as_a_module():
     command = [sys.executable, "-m", "jax_ragrl", "--version"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert output == f"ragrl {__version__}\n"
+
+
+def test_a_file_is_divided_once(tmp_path, capsys):
+    file = tmp_path / "asked.csv"
+    file.write_text("question,answer\n" + "".join(f"q{n}?,a\n" for n in range(10)))
+    command = ["split", str(file), "--shares", "0.7,0,0.3", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    counts = {"train": 7, "dev": 0, "test": 3, "out": str(tmp_path / "out")}
+    assert json.loads(capsys.readouterr().out) == counts
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "test.jsonl",
+        "train.jsonl",
+    ]
+    assert main(command) == 2 and "train.jsonl exists" in capsys.readouterr().err

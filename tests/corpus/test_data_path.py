@@ -179,3 +179,16 @@ def test_a_failed_download_says_why_on_one_line(environ, words, repository, tmp_
     assert len(lines) == len(words), done.stderr
     for line, expected in zip(lines, words.values(), strict=True):
         assert line.startswith("error: ") and expected in line
+
+
+def test_a_split_of_a_folder_is_named_with_its_file(tmp_path):
+    file = tmp_path / "notes" / "test.csv"
+    assert set_name(file, with_split=True) == "notes/test" and set_name(file) == "notes"
+    assert set_name(tmp_path / "asked.csv", with_split=True) == "asked"
+    assert set_name(tmp_path / "notes" / "train-00000-of-00002.parquet") == "notes"
+
+
+def test_several_names_are_several_paths(tmp_path):
+    assert str(data_path("a.jsonl, nq:corpus")).startswith("a.jsonl,/")
+    (tmp_path / "a,b.jsonl").write_text("")
+    assert data_path(tmp_path / "a,b.jsonl") == tmp_path / "a,b.jsonl"

@@ -9,6 +9,7 @@ from jax_ragrl.corpus.questions import (
     load_mixture,
     question_batches,
     sample_in_order,
+    split_questions,
 )
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
@@ -114,3 +115,27 @@ def test_two_sets_of_one_name_are_refused(tmp_path):
     paths = sets_of(tmp_path, nq=1)
     with pytest.raises(UserError, match="named 'nq'"):
         load_mixture(f"{paths},{paths}")
+
+
+def test_a_split_depends_on_ids_alone_and_divides_all_questions():
+    questions = [Question(f"id{n}", f"{n}?", ("a",)) for n in range(50)]
+    parts = split_questions(questions, (0.7, 0.1, 0.2))
+    assert {split: len(part) for split, part in parts.items()} == {
+        "train": 35,
+        "dev": 5,
+        "test": 10,
+    }
+    assert sorted(sum(parts.values(), []), key=questions.index) == questions
+    again = split_questions(questions[::-1], (0.7, 0.1, 0.2))
+    assert {split: part[::-1] for split, part in again.items()} == parts
+    assert parts["test"] != questions[40:], "the order of the file does not decide"
+    copies = [Question(f"id{n}", f"{n % 5}?", ("a",)) for n in range(50)]
+    halves = split_questions(copies, (0.6, 0, 0.4)).values()
+    train, dev, test = ({q.text for q in part} for part in halves)
+    assert not dev and not train & test, "copies stay together"
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.7, 0.2, 0.2), (1.1, -0.1, 0), (0.9, 0.05, 0.05)])
+def test_shares_that_cannot_be_are_refused(shares):
+    with pytest.raises(UserError, match="0.7,0.1,0.2|leave none for test"):
+        split_questions(QUESTIONS, shares)
