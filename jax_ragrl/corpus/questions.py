@@ -38,12 +38,12 @@ def load_answered(
     """
     questions = load_questions(path, fields=fields)
     # Blanks normalize to an empty answer, which no useful reply matches.
-    unanswered = [q.id for q in questions if not any(map(str.strip, q.answers))]
+    unanswered = [n for n, q in enumerate(questions) if not any(map(str.strip, q.answers))]
     if unanswered:
         raise UserError(
             f"{path}: {len(unanswered)} of {len(questions)} questions have no answer, the first is "
-            f"{unanswered[0]!r}, and every reply to them scores 0: remove them, or name the field "
-            "of the answers with --fields answer=NAME (in a config, data.files.fields)"
+            f"{questions[unanswered[0]].id!r} (record {unanswered[0] + 1}), and every reply to them "
+            "scores 0: remove them, or name the field of the answers with --fields answer=NAME (in a config, data.files.fields)"
         )
     return questions
 
