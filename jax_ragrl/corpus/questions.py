@@ -40,10 +40,12 @@ def load_answered(
     # Blanks normalize to an empty answer, which no useful reply matches.
     unanswered = [n for n, q in enumerate(questions) if not any(map(str.strip, q.answers))]
     if unanswered:
+        first = unanswered[0]
         raise UserError(
             f"{path}: {len(unanswered)} of {len(questions)} questions have no answer, the first is "
-            f"{questions[unanswered[0]].id!r} (record {unanswered[0] + 1}), and every reply to them "
-            "scores 0: remove them, or name the field of the answers with --fields answer=NAME (in a config, data.files.fields)"
+            f"{questions[first].id!r} (record {first + 1}), and every reply to them scores 0: "
+            "remove them, or name the field of the answers with --fields answer=NAME (in a config, "
+            "data.files.fields)"
         )
     return questions
 
