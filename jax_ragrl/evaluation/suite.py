@@ -436,7 +436,7 @@ def cell_error(cell: Cell) -> str:
 
 
 def format_cell(cell: Cell | None) -> str:
-    """The text of a cell: scores, costs, and the number of questions that failed."""
+    """The text of a cell: scores, costs, and the numbers of failed and of unjudged questions."""
     if cell is None:
         return "…"
     if "error" in cell:
@@ -446,5 +446,6 @@ def format_cell(cell: Cell | None) -> str:
     calls = costs["llm_calls"] + costs["policy_calls"]
     tokens = sum(costs[name] for name in CELL_TOKENS)
     price = f" / ${costs['dollars']:.3g}" if "dollars" in costs else ""
-    suffix = price + (f" ({failures} failed)" if failures else "")
+    counts = {"failed": failures, "without a verdict of the judge": cell.get("unjudged", 0)}
+    suffix = price + "".join(f" ({count} {what})" for what, count in counts.items() if count)
     return f"{scores}; {costs['retrieval_calls']:.3g} / {calls:.3g} / {tokens:.0f}{suffix}"

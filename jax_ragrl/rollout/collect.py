@@ -26,14 +26,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM, MeteredReply, without_thoughts
-from jax_ragrl.llm.judge import grade_answers
+from jax_ragrl.llm.judge import judge_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.branches import (
     BatchedCall,
@@ -230,17 +229,19 @@ class BatchRollout:
         self.records = reorder(self.records, order)
 
     def grade(self, judge: FrozenLLM) -> None:
-        """Sets the verdict of every answer; a question whose judge failed becomes a failure."""
+        """Sets the verdict of every answer; without one, its question has failed."""
         leaves = [r for r in self.records if r.answer is not None]
         # An early answer of a question may exist although a later call of the question failed.
         leaves = [r for r in leaves if r.question not in self.failures]
         questions = [self.questions[r.question] for r in leaves]
         with self.environment.call(judge, LLM):
-            verdicts = grade_answers(judge, questions, [r.answer for r in leaves])
-        for record, verdict in zip(leaves, verdicts.tolist(), strict=True):
-            record.verdict = verdict
-            if math.isnan(verdict):
-                self.failures[record.question] = f"{judge.name} failed to judge an answer"
+            verdicts = judge_answers(judge, questions, [r.answer for r in leaves])
+        for record, verdict in zip(leaves, verdicts, strict=True):
+            if isinstance(verdict, EffectError):
+                message = f"{judge.name} failed to judge an answer: {verdict}"
+                self.failures[record.question] = message
+            else:
+                record.verdict = verdict
 
     def _sample(self, pending: Sequence[PendingEffect]) -> Sequence[Sequence[Action]]:
         """Samples the actions of some `Generate` in one batched call."""

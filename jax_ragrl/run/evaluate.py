@@ -114,9 +114,13 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Returns an overview as JSON values: scores in percent, None if every question failed.
 
-        `failed_with` is the most frequent error message, if a question failed.
+        `failed_with` is the most frequent error message, if a question failed. `unjudged` is the
+        number of other questions to which the judge gave no verdict, if there are any; they do not
+        enter the mean of `judge`.
         """
         most_common = collections.Counter(self.failures).most_common(1)
+        unscored = int(np.isnan(self.scores["judge"]).sum()) if "judge" in self.scores else 0
+        unjudged = max(0, unscored - self.finish_reasons.get("failed", 0))
         retrieval = {name: _finite(round(100 * _mean(x), 2)) for name, x in self.retrieval.items()}
         return {
             **{name: _finite(round(100 * self.mean(name), 2)) for name in self.scores},
@@ -130,6 +134,7 @@ class Result:
             },
             "roles": dict(self.roles),
             **({"retrieval": retrieval} if retrieval else {}),
+            **({"unjudged": unjudged} if unjudged else {}),
             **({"failed_with": most_common[0][0]} if most_common else {}),
         }
 

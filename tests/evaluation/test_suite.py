@@ -43,6 +43,8 @@ def test_a_set_has_its_given_name_or_that_of_its_file():
 def test_a_cell_shows_scores_costs_and_failures():
     assert format_cell(CELL) == CELL_TEXT
     assert format_cell(CELL | {"ended": {"failed": 1}}) == f"{CELL_TEXT} (1 failed)"
+    unjudged = f"{CELL_TEXT} (2 without a verdict of the judge)"
+    assert format_cell(CELL | {"unjudged": 2}) == unjudged
     assert format_cell({"error": "OSError: down"}) == "error" and format_cell(None) == "…"
 
 

@@ -556,9 +556,18 @@ def test_a_failed_judge_makes_its_question_fail():
 
     forest, _ = judged_forest({"judge": verdict})
     assert forest.failed_questions == (0,) and forest.failures == (
-        "tape failed to judge an answer",
+        "tape failed to judge an answer: down",
     )
     assert set(forest.question_N.tolist()) == {1}
+
+
+def test_a_verdict_that_nobody_can_read_makes_its_question_fail():
+    def verdict(request: LLMRequest) -> str:
+        return "I cannot judge." if "Ann" in request.messages[0].content else "Not true."
+
+    forest, _ = judged_forest({"judge": verdict})
+    assert forest.failed_questions == (0,) and "I cannot judge." in forest.failures[0]
+    assert not answer_rewards(forest, lambda *_: pytest.fail("the judge replaces the metric")).any()
 
 
 def test_a_judge_never_grades_a_failed_question():

@@ -291,6 +291,19 @@ def test_a_judge_grades_answers_only():
     np.testing.assert_array_equal(scores, [1.0, 0.0, np.nan, 0.0])
 
 
+def test_answers_without_a_verdict_are_counted_and_left_out():
+    class Judge(Yes):
+        def complete(self, requests):
+            return ["Hm." if BOB.text in r.messages[0].content else "True" for r in requests]
+
+    tape = Tape({}, replies={"answer_direct": "Ulm"})
+    summary = evaluate(direct("c3po_tiny"), [ANN, BOB], tape.environment(), judge=Judge()).summary()
+    assert summary["judge"] == 100.0 and summary["unjudged"] == 1
+    failing = Tape({}, replies={"answer_direct": EffectError("down")}).environment()
+    failed = evaluate(direct("c3po_tiny"), [ANN, BOB], failing, judge=Judge()).summary()
+    assert failed["judge"] is None and "unjudged" not in failed
+
+
 def test_tables_partition_the_questions():
     tape = Tape({}, replies={"answer_direct": "Ulm"})
     two = dataclasses.replace(BOB, hops=2)

@@ -38,6 +38,42 @@ def test_only_a_leading_block_is_a_thought(text, thought, rest):
         ("<think>cut", ""),
         ("Use <think>x</think> tags", "Use <think>x</think> tags"),
         ("", ""),
+        *(
+            case
+            for start, end in (
+                *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "THOUGHT")),
+                *(("<reasoning effort='low'>", "</reasoning>"), ("<reflection>", "</reflection>")),
+                *(("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")),
+                *(("◁think▷", "◁/think▷"), ("<|begin_of_thought|>", "<|end_of_thought|>")),
+                ("<|START_THINKING|>", "<|END_THINKING|>"),
+            )
+            for case in (
+                (f"\n{start}is it true?{end}\n\nFalse", "False"),
+                (f"is it true?{end}False", "False"),  # the prompt has the opening tag
+                (f"{start}is it true?", ""),
+                (f"{start}{end}", ""),
+                (f"{start}a{start}b{end}c{end}False", "False"),
+                (f"{start}a{end}{start}b{end} False", "False"),
+                (f"{start}the tag {start} opens{end}False", "False"),
+                (f"Use {start}x{end} tags", f"Use {start}x{end} tags"),
+            )
+        ),
+        ("<thinking>a<reflection>b</reflection></thinking>Ulm", "Ulm"),
+        ("<think>a</think><reflection>b</reflection>Ulm", "Ulm"),
+        ("<think>a</think>Use </think> to end it", "Use </think> to end it"),
+        ("<thinker>Rodin</thinker>", "<thinker>Rodin</thinker>"),
+        (
+            "<|channel|>analysis<|message|>Is it true?<|end|><|start|>assistant"
+            "<|channel|>final<|message|>False<|return|>",
+            "False",
+        ),
+        ("Is it true?<|end|><|start|>assistant<|channel|>final<|message|>No", "No"),
+        ('<|channel|>final <|constrain|>JSON<|message|>{"a": 1}<|return|>', '{"a": 1}'),
+        ("<|channel|>analysis<|message|>Is it true?<|end|>False", "False"),
+        ("<|channel|>analysis<|message|>Is it true?", ""),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary", ""),
+        ("analysisIs it true?assistantfinalFalse", "False"),
+        ("Ulm<|end|>", "Ulm<|end|>"),
     ],
 )
 def test_a_reply_is_what_follows_the_reasoning(reply, text):

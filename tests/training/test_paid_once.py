@@ -79,7 +79,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(
 def test_a_repeated_evaluation_sends_nothing(tmp_path: pathlib.Path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     results = []
-    with serving() as (address, seen):
+    with serving(lambda body: "False") as (address, seen):
         for _ in range(2):
             llm = OpenAILLM("m", address, cache=reply_cache(tmp_path))
             environment = Environment(NoSampler(), Tape({}), llm)
