@@ -105,8 +105,8 @@ def train(
       questions: your own questions by split (`train`, `dev`, `test`); None uses the config's data.
       retriever: your own retriever; None builds or opens the config's index.
       llm: your own frozen language model; None uses the config's.
-      reward: maps a question and an answer to a number and replaces the recipe's reward. Answers
-        that the rollout could not give earn 0. None keeps the recipe's reward.
+      reward: maps a question and an answer to a finite number and replaces the recipe's reward.
+        Answers that the rollout could not give earn 0. None keeps the recipe's reward.
 
     Returns:
       The run with its trained policies.

@@ -226,6 +226,9 @@ def turns_of(
       weight_N: float32, positive if some leaf is reachable from the node; others are left out.
       include_forced: whether actions that were only forced in the rollout are trained too. One that
         the policy has sampled as well is trained in any case.
+
+    Raises:
+      UserError: the credit of a node with a positive weight is no finite number.
     """
     turns: dict[int, Turn] = {}
     is_trained_N = (forest.multiplicity_N > forest.forced_N) | include_forced
@@ -234,6 +237,13 @@ def turns_of(
         if action is None or not action.ids or not action.prompt_ids:
             continue
         if weight_N[node] > 0 and is_trained_N[node]:
+            if not np.isfinite(credit_N[node]):
+                question = forest.questions[record.question]
+                raise UserError(
+                    f"the credit of role {record.role!r} for question {question.id!r} is "
+                    f"{credit_N[node]}: it would make the advantages of the whole batch undefined. "
+                    "Let the credit rule return a finite number, or the weight 0 for the node"
+                )
             turn = Turn(
                 node,
                 record.role,

@@ -1,16 +1,73 @@
-"""Rewards that several systems share: pure functions of a forest."""
+"""Rewards that several systems share: pure functions of a forest; the check of any reward."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Question
 
 # From an answer and the gold answers to a score from 0 to 1.
 AnswerMetric = Callable[[str, Sequence[str]], float]
+
+
+def finite_number(value: Any, function: Callable[..., Any], question: Question) -> float:
+    """Returns the value of a reward or metric as a float.
+
+    Args:
+      value: the value.
+      function: the reward or metric that returned it, for the error message.
+      question: the question to which it belongs, for the error message.
+
+    Raises:
+      UserError: the value is no number, or not a finite float32.
+    """
+    try:
+        if value is None or isinstance(value, str | bytes):
+            raise TypeError
+        with np.errstate(over="ignore"):
+            if np.isfinite(np.float32(number := float(value))):
+                return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    module = getattr(function, "__module__", "")
+    # Python refuses to write integers of more than 4,300 digits.
+    shown = "an integer that is too large" if isinstance(value, int) else f"{value!r:.200}"
+    raise UserError(
+        f"{module}.{name} returned {shown} for question {question.id!r} "
+        f"({question.text!r:.200}): a reward or metric must be a finite number, since one that is "
+        "not makes the advantages of the whole batch undefined. Return a number in every case, for "
+        "example 0.0 for an answer that cannot be scored"
+    )
+
+
+def rewards_of(reward: Callable[[Forest], np.ndarray], forest: Forest) -> np.ndarray:
+    """Returns the reward of each node, float32 `[N]`.
+
+    Args:
+      reward: the reward of a recipe.
+      forest: the rollouts.
+
+    Raises:
+      UserError: there is not one finite number per node.
+    """
+    values = reward(forest)
+    if np.shape(values) != (len(forest.records),):
+        raise UserError(
+            f"the reward of the recipe has the shape {np.shape(values)} for {len(forest.records)} "
+            "nodes: return one number per node of the forest, 0 at nodes without a reward"
+        )
+    rows = zip(values, forest.records, strict=True)
+    numbers = [finite_number(x, reward, forest.questions[r.question]) for x, r in rows]
+    return np.array(numbers, np.float32)
 
 
 def leaf_rewards(reward: Callable[[Question, str], float], forest: Forest) -> np.ndarray:
@@ -22,7 +79,8 @@ def leaf_rewards(reward: Callable[[Question, str], float], forest: Forest) -> np
     for leaf in np.flatnonzero(forest.leaf_N & ~forest.unanswered_N).tolist():
         record = forest.records[leaf]
         assert record.answer is not None, "unanswered_N excludes leaves without an answer"
-        reward_N[leaf] = reward(forest.questions[record.question], record.answer)
+        question = forest.questions[record.question]
+        reward_N[leaf] = finite_number(reward(question, record.answer), reward, question)
     return reward_N
 
 
@@ -37,7 +95,8 @@ def answer_rewards(forest: Forest, metric: AnswerMetric) -> np.ndarray:
         record = forest.records[leaf]
         assert record.answer is not None, "unanswered_N excludes leaves without an answer"
         # The judge has compared the answer with the gold answers already.
-        gold = forest.questions[record.question].answers
-        verdict = record.verdict
-        reward_N[leaf] = metric(record.answer, gold) if verdict is None else verdict
+        question, score = forest.questions[record.question], record.verdict
+        if score is None:
+            score = finite_number(metric(record.answer, question.answers), metric, question)
+        reward_N[leaf] = score
     return reward_N

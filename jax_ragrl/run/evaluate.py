@@ -17,6 +17,7 @@ from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.pending import TOO_LONG
+from jax_ragrl.rollout.rewards import finite_number
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps
@@ -334,6 +335,8 @@ def _scores(
         if leaf is None:
             return float("nan")
         # No answer is wrong; a failed environment is not the fault of the system.
-        return 0.0 if leaf.answer is None else metric(leaf.answer, question.answers)
+        if leaf.answer is None:
+            return 0.0
+        return finite_number(metric(leaf.answer, question.answers), metric, question)
 
     return np.array([score(q, a) for q, a in zip(questions, leaves, strict=True)], np.float64)

@@ -37,6 +37,7 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.data_parallel import gather_shards, shard_rollout
 from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.rewards import rewards_of
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.checkpoint_name import parse_run
@@ -560,7 +561,7 @@ def gather_rollouts(job: Job, questions: Sequence[Question], shard: Callable[[],
       shard: returns the rollouts of this process, see `roll_out_shard`.
     """
     forest = gather_shards(questions, shard, job.recipe.rollouts)
-    return forest._replace(reward_N=job.recipe.reward(forest))
+    return forest._replace(reward_N=rewards_of(job.recipe.reward, forest))
 
 
 def learn(
