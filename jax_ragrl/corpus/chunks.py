@@ -1,6 +1,7 @@
 """Division of long passages into chunks: whole sentences, with overlap, each with the title.
 
-Sizes are in units of the model that reads the passages: tokens of an encoder, or words. A chunk
+Sizes are in units of the model that reads the passages: tokens of an encoder, or words, which are
+characters in scripts without blanks (`text.words`). A chunk
 is an exact part of the text, and its id is that of the passage with the place of the part in it,
 as a fragment of RFC 5147: `guide.md#char=0,812`, `a.pdf#page=3&char=812,1604`.
 """
@@ -14,19 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.text.words import UNSPACED, Span, word_spans
 from jax_ragrl.types import Passage
 
-Span = tuple[int, int]  # characters of a text, from the first to before the last
 # The white space after a sentence. A period after an initial or an abbreviation ends none, nor one
 # before a small letter; a line break always does. CJK sentences have no white space between them.
 ABBREVIATIONS = "Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|No|Fig|Eq|cf|al|[A-Z]"
 SENTENCE_END = re.compile(
     r"\n\s*"
     r"|(?<=[.!?\u2026])[\"'\u2019\u201d)\]]*\s+(?![a-z])"
-    r"|(?<=[\u3002\uff01\uff1f])\s*"
+    r"|(?<=[\u3002\uff01\uff1f\uff61\u17d4\u104b])[\u300d\u300f\u201d\u2019\uff09]*\s*"
 )
 ABBREVIATION = re.compile(rf"(?:^|[\s(])(?:{ABBREVIATIONS})\.$")
-WORD = re.compile(r"\S+")
 
 
 class Units(NamedTuple):
@@ -47,11 +47,6 @@ class Units(NamedTuple):
     def size(self, passage: Passage) -> int:
         """Returns the size of a passage with its title."""
         return self.reserved_units + sum(len(self.spans(text)) for text in passage[1:])
-
-
-def word_spans(text: str) -> list[Span]:
-    """Returns the characters of each word of a text."""
-    return [match.span() for match in WORD.finditer(text)]
 
 
 WORDS = Units("words", word_spans)
@@ -115,7 +110,11 @@ def chunk_spans(text: str, spans: Sequence[Span], size: int, overlap: int) -> li
     firsts = [start for start, _ in spans]
     # Units at which a sentence or a word begins: a unit of subwords may be the middle of a word.
     sentences = sorted({bisect.bisect_left(firsts, start) for start in sentence_starts(text)})
-    words = [n for n, start in enumerate(firsts) if start == 0 or text[start - 1].isspace()]
+    words = [
+        n
+        for n, start in enumerate(firsts)
+        if start == 0 or text[start - 1].isspace() or UNSPACED.match(text, start)
+    ]
     chunks, first = list[Span](), 0
     while first < len(spans):
         end = min(first + size, len(spans))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.corpus.passages import Corpus, passage_text
+from jax_ragrl.text.words import WORD
 from jax_ragrl.types import Passage
 
-WORD = re.compile(r"\w+")
 SHINGLE = 5  # words
 NEAR = (4, 5)  # the least similarity as a fraction: integers, because 0.8 rounds
 EXAMPLES = 3

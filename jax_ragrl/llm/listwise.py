@@ -18,6 +18,7 @@ from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.retrieval.rerank import Pair
 from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.text.prompts import user_turn
+from jax_ragrl.text.words import word_spans
 from jax_ragrl.types import LLMRequest, Passage, Sampling
 
 STYLE = "listwise"
@@ -117,7 +118,8 @@ class ListwiseReranker:
         return LLMRequest("rerank", user_turn(STYLE, "order", **values), sampling)
 
     def _line(self, number: int, passage: Passage) -> str:
-        text = " ".join(passage.text.split()[: self.words])
+        text = " ".join(passage.text.split())
+        text = text[: max((end for _, end in word_spans(text)[: self.words]), default=0)]
         return f"[{number}] {passage.title}: {text}" if passage.title else f"[{number}] {text}"
 
 

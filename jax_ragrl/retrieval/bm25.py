@@ -3,7 +3,8 @@
 The score of a passage is the sum, over the words of the query, of idf(word) times a saturated count
 of the word in the passage (Robertson and Zaragoza 2009); the methods differ as in Kamphuis et al.
 2020. Words are runs of at least two letters or digits in lower case, without stop words, stemmed by
-Snowball. Hits have a word of the query.
+Snowball; scripts without blanks have pairs of characters (`text.words`). Hits have a word of the
+query.
 
 index.json  corpus fingerprint, kind, language, k1, b, method, count, and `reading`, see `Corpus`;
             written last
@@ -18,7 +19,6 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-import re
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,10 +43,9 @@ from jax_ragrl.retrieval.description import (
 from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.progress import track
+from jax_ragrl.text.words import UNSPACED, search_words
 from jax_ragrl.types import Hits
 
-# As `bm25s.tokenize` splits texts, which has scikit-learn's pattern.
-WORD = re.compile(r"\b\w\w+\b")
 FOLDER = "bm25"
 # The settings of an index that cannot change after it is built.
 SETTINGS = ("language", "k1", "b", "method")
@@ -95,7 +94,9 @@ class Analyzer:
 
     def words(self, text: str) -> list[str]:
         """Returns the words of a text in order, repeated ones included."""
-        words = [word for word in WORD.findall(text.lower()) if word not in self._stop_words]
+        # Letters alone are no words for `bm25s.tokenize` and scikit-learn, ideographs are.
+        words = [w for w in search_words(text) if len(w) > 1 or UNSPACED.match(w)]
+        words = [word for word in words if word not in self._stop_words]
         if self._stemmer is None:
             return words
         # A stemmer has a cache, which threads must not share.

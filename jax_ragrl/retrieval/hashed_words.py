@@ -13,7 +13,6 @@ import functools
 import hashlib
 import math
 import pathlib
-import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,15 +23,10 @@ import numpy as np
 from jax_ragrl.config.kinds import HASHED_WORDS
 from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import UserError
+from jax_ragrl.text.words import search_words
 from jax_ragrl.types import Passage
 
-WORD = re.compile(r"\w+")
 FILE = "hashed.npz"
-
-
-def words(text: str) -> list[str]:
-    """Returns the runs of letters, digits and underscores, in lower case."""
-    return WORD.findall(text.lower())
 
 
 @functools.lru_cache(maxsize=1 << 18)
@@ -52,7 +46,7 @@ def count_documents(texts: Iterable[str]) -> collections.Counter[int]:
     """Counts the texts in which each hashed word occurs."""
     counts: collections.Counter[int] = collections.Counter()
     for text in texts:
-        counts.update({hash_word(word) for word in words(text)})
+        counts.update({hash_word(word) for word in search_words(text)})
     return counts
 
 
@@ -88,7 +82,7 @@ class HashedEncoder:
 
     def _vector(self, text: str) -> np.ndarray:
         vector_D = np.zeros(self.dimension, np.float64)
-        for word, times in collections.Counter(words(text)).items():
+        for word, times in collections.Counter(search_words(text)).items():
             key = hash_word(word)
             # Words that the corpus lacks get weight 0: no passage could match them.
             weight = (1.0 + math.log(times)) * self._idf.get(key, 0.0)

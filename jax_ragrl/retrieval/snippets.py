@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jax_ragrl.text.words import WORD
 from jax_ragrl.types import Hits
 
-WORD = re.compile(r"\w+")
 WIDTH = 240  # characters of a snippet, about
 # English words that nearly every passage has: marking them would hide the others.
 COMMON = frozenset(
@@ -66,7 +65,11 @@ def snippet(text: str, query: str, marks: Marks = PLAIN, width: int = WIDTH) -> 
     at = start
     for match in matches:
         if start <= match.start() and match.end() <= end:
-            parts += [text[at : match.start()], marks.start, match[0], marks.end]
+            # Neighboring characters of a script without blanks have marks around all of them.
+            if at == match.start() and len(parts) > 1:
+                parts[-1:] = [match[0], marks.end]
+            else:
+                parts += [text[at : match.start()], marks.start, match[0], marks.end]
             at = match.end()
     return "".join([*parts, text[at:end], "…" if end < len(text) else ""])
 

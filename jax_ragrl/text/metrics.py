@@ -2,7 +2,10 @@
 
 There are two conventions of normalization, which give different numbers: `delete` removes
 punctuation ("U.S." becomes "us": SQuAD, CoDA, MAO-ARAG); `space` decomposes Unicode first and
-replaces punctuation by a space ("u s": MMOA-RAG).
+replaces punctuation by a space ("u s": MMOA-RAG). Beyond the papers' scripts, which know the
+punctuation of ASCII alone, that of Unicode counts as well, canonically equal texts and full-width
+forms are equal, and each character of a script without blanks is a token (`text.words`; Lewis et
+al. 2020, MLQA).
 """
 
 from __future__ import annotations
@@ -16,32 +19,56 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.text.words import word_spans
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-DELETE = str.maketrans("", "", string.punctuation)
-SPACE = str.maketrans(dict.fromkeys(string.punctuation, " "))
+FULL_WIDTH = re.compile("[\u3000\uff00-\uffef]+")  # and half-width forms
+
+
+class _Punctuation(dict[int, str]):
+    """A table for `str.translate` that replaces punctuation by a text."""
+
+    def __init__(self, replacement: str):
+        # Also the accents and the minus sign that stand for an apostrophe and a hyphen.
+        super().__init__(str.maketrans(dict.fromkeys(f"{string.punctuation}´ʻʼ−", replacement)))
+        self._replacement = replacement
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        is_punctuation = unicodedata.category(character).startswith("P")
+        self[code] = self._replacement if is_punctuation else character
+        return self[code]
+
+
+DELETE, SPACE = _Punctuation(""), _Punctuation(" ")
 # Short answers that share words with longer answers by accident: only an exact match counts.
 CLOSED = frozenset(("yes", "no", "noanswer"))
 BLOCK = 4_000_000  # resampled indices in memory at once
 
 
-def normalize(text: str, punct: str = "delete") -> str:
+def normalize(text: str, punct: str = "delete", *, articles: bool = False) -> str:
     """Removes case, punctuation, articles and repeated spaces (Rajpurkar et al. 2016).
 
     Args:
       text: any string.
       punct: `delete` (SQuAD) or `space` (MMOA-RAG: NFD first, then punctuation to spaces).
+      articles: whether articles are kept.
 
     Raises:
       UserError: `punct` is neither.
     """
+    text = FULL_WIDTH.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     if punct == "delete":
-        text = text.lower().translate(DELETE)
+        text = unicodedata.normalize("NFC", text).lower().translate(DELETE)
     elif punct == "space":
         text = unicodedata.normalize("NFD", text).lower().translate(SPACE)
     else:
         raise UserError(f"punct is {punct!r}: use 'delete' (SQuAD) or 'space'")
-    return " ".join(ARTICLES.sub(" ", text).split())
+    return " ".join((text if articles else ARTICLES.sub(" ", text)).split())
+
+
+def _tokens(text: str) -> list[str]:
+    return [text[start:end] for start, end in word_spans(text)]
 
 
 def _best(
@@ -52,7 +79,21 @@ def _best(
     if isinstance(answers, str):
         raise TypeError(f"answers must be a sequence of strings, got the string {answers!r}")
     answer = normalize(prediction, punct)
-    return max((score(answer, normalize(gold, punct)) for gold in answers), default=0.0)
+    return max((_score(score, prediction, answer, gold, punct) for gold in answers), default=0.0)
+
+
+def _score(
+    score: Callable[[str, str], float], prediction: str, answer: str, gold: str, punct: str
+) -> float:
+    """Returns the score of a prediction, whose normalized text is `answer`, for one gold answer."""
+    reference = normalize(gold, punct)
+    if answer or reference:
+        return score(answer, reference)
+    # Nothing is left of "The", "A" or "!!!", which are different answers. No answer is right.
+    kept = [normalize(text, punct, articles=True) for text in (prediction, gold)]
+    if not any(kept):
+        kept = ["".join(text.casefold().split()) for text in (prediction, gold)]
+    return float(bool(kept[0]) and kept[0] == kept[1])
 
 
 def _exact(answer: str, gold: str) -> float:
@@ -61,24 +102,24 @@ def _exact(answer: str, gold: str) -> float:
 
 def _overlap(answer: str, gold: str) -> float:
     """The harmonic mean of token precision and recall, counted with multiplicity."""
-    # First, because two empty strings have no tokens to count.
     if answer == gold:
         return 1.0
     if answer in CLOSED or gold in CLOSED:
         return 0.0
-    answer_tokens, gold_tokens = answer.split(), gold.split()
+    answer_tokens, gold_tokens = _tokens(answer), _tokens(gold)
     common = collections.Counter(answer_tokens) & collections.Counter(gold_tokens)
     return 2.0 * common.total() / (len(answer_tokens) + len(gold_tokens))
 
 
 def _covered(answer: str, gold: str) -> float:
-    # An empty string is a substring of every string, so that it matches an empty prediction only.
-    return float(gold in answer if gold else not answer)
+    # An empty string is a substring of every string.
+    return float(bool(gold) and gold in answer)
 
 
 def _covered_tokens(answer: str, gold: str) -> float:
     # Spaces around both strings restrict the match to whole tokens.
-    return float(f" {gold} " in f" {answer} " if gold else not answer)
+    tokens, gold_tokens = (" ".join(_tokens(text)) for text in (answer, gold))
+    return float(bool(gold) and f" {gold_tokens} " in f" {tokens} ")
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
@@ -97,8 +138,7 @@ def f1(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> flo
 
       F1 = 2 |P ∩ G| / (|P| + |G|)
 
-    If either side is yes, no or noanswer, only equality scores (HotpotQA). Two strings that are
-    both empty after `normalize` are equal (SQuAD 2.0).
+    If either side is yes, no or noanswer, only equality scores (HotpotQA).
 
     Args:
       prediction: the answer to score.

@@ -139,3 +139,23 @@ def test_units_that_a_model_adds_count():
 def test_sizes_that_divide_nothing_are_refused(size, overlap):
     with pytest.raises(UserError, match=r"data\.chunk\.size is .* data\.chunk\.overlap"):
         Chunks(size, overlap)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "科隆位于莱茵河畔，以“科隆大教堂”闻名。" * 200,
+        "東京は日本の首都で、隅田川が流れている" * 200,
+        "กรุงเทพมหานครตั้งอยู่ริมแม่น้ำเจ้าพระยา " * 100,
+        "ភ្នំពេញជារាជធានីនៃកម្ពុជា។" * 100,
+        "The city of 科隆 is old. " * 100,
+    ],
+)
+def test_a_long_text_without_blanks_is_divided_between_characters(text):
+    chunks = list(divide(Passage("a", "", text), Chunks(50, 10), WORDS))
+    assert len(chunks) > 10 and all(20 <= WORDS.size(chunk) <= 50 for chunk in chunks[:-1])
+    ends = [int(chunk.id.rpartition(",")[2]) for chunk in chunks[:-1]]
+    cuts = {start for start, _ in word_spans(text)}
+    assert all(end in cuts or text[end] == " " for end in ends)
+    if "。" in text or "។" in text:
+        assert all(chunk.text.endswith(("。", "។")) for chunk in chunks)

@@ -47,3 +47,8 @@ def test_a_snippet_without_marks_is_a_part_of_the_text(text):
 
 def test_escape_sequences_and_reversed_text_are_removed():
     assert clean("a\x1b]0;title\x07b\u202ec\n\nd") == "a]0;titlebc d"
+
+
+def test_characters_of_a_script_without_blanks_are_marked_together():
+    assert snippet("乌尔姆位于多瑙河畔。", "多瑙河") == "乌尔姆位于**多瑙河**畔。"
+    assert snippet("กรุงเทพมหานคร", "กรุง") == "**กรุง**เทพมหานคร"

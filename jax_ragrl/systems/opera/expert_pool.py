@@ -33,9 +33,9 @@ from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.runtime.jsonl import write_rows
 from jax_ragrl.systems.opera.grammar import ANALYSIS, REWRITE, YES, parse_analysis
 from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, normalize
+from jax_ragrl.text.words import WORD
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
-_WORD = re.compile(r"\w+")
 
 
 class Candidate(NamedTuple):
@@ -193,7 +193,7 @@ Similarity = Callable[[Sequence[str]], np.ndarray]
 
 def word_cosines(texts: Sequence[str]) -> np.ndarray:
     """Returns the cosines of the word counts of texts, float64 `[n, n]`."""
-    counts = [collections.Counter(_WORD.findall(text.lower())) for text in texts]
+    counts = [collections.Counter(WORD.findall(text.lower())) for text in texts]
     return np.array([[cosine(a, b) for b in counts] for a in counts])
 
 
