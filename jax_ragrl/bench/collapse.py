@@ -21,7 +21,7 @@ from jax_ragrl.systems.base import Recipe, path_from_root
 from jax_ragrl.systems.c3po.recipe import Settings as PaperSettings
 from jax_ragrl.systems.c3po.recipe import recipe as paper_recipe
 from jax_ragrl.systems.c3po.system import C3PO
-from jax_ragrl.text.metrics import cover_match
+from jax_ragrl.text.metrics import cover_match_tokens
 
 
 def format_rewards(forest: Forest, per_action: float = 0.0) -> np.ndarray:
@@ -41,7 +41,7 @@ def format_rewards(forest: Forest, per_action: float = 0.0) -> np.ndarray:
 
 REWARDS: Mapping[str, Callable[[Forest], np.ndarray]] = MappingProxyType(
     {
-        "answer": functools.partial(answer_rewards, metric=cover_match),
+        "answer": functools.partial(answer_rewards, metric=cover_match_tokens),
         "format": format_rewards,
         "short": functools.partial(format_rewards, per_action=0.2),
     }

@@ -43,7 +43,7 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job, load_job
-from jax_ragrl.run.evaluate import METRICS as ANSWER_METRICS
+from jax_ragrl.run.evaluate import training_metric
 from jax_ragrl.run.guards import RunMonitor, is_comparable
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.run.inference import evaluate_models, trained_policies
@@ -249,7 +249,7 @@ def rollout_metrics(
         credit_N,
         job.recipe.reward_terms,
         job.prices,
-        ANSWER_METRICS[job.recipe.metric],
+        training_metric(job.recipe.metric),
     )
     return metrics | expert_fractions(forest, job.recipe.expander(frozenset(roles)), roles)
 

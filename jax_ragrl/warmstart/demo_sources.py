@@ -22,7 +22,7 @@ from jax_ragrl.rollout.expand import Expander, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.evaluate import METRICS
+from jax_ragrl.run.evaluate import training_metric
 from jax_ragrl.systems.base import Recipe, innermost_system
 from jax_ragrl.systems.baselines.adaptive import CLASSES, classifier_examples
 from jax_ragrl.systems.baselines.examples import ChatExample
@@ -61,7 +61,7 @@ def right_answers(recipe: Recipe, forest: Forest) -> np.ndarray:
 
     An answer is correct if it has the full score of the recipe's metric (which may be a judge).
     """
-    return (answer_rewards(forest, METRICS[recipe.metric]) >= 1).astype(np.float32)
+    return (answer_rewards(forest, training_metric(recipe.metric)) >= 1).astype(np.float32)
 
 
 def right_actions(recipe: Recipe, forest: Forest, prompts: Prompts) -> list[Demo]:

@@ -40,7 +40,7 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER, render_router
 from jax_ragrl.systems.registry import system_module
-from jax_ragrl.text.metrics import cover_match
+from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.warmstart import teachers
 from jax_ragrl.warmstart.reader_rows import (
@@ -143,7 +143,7 @@ def world_examples(
     sampler = TeacherSampler(task.teacher(stage.teacher), tokenizer)
     environment = Environment(sampler, build_world_retriever(world), llm)
     forest = collect(system, task.expander, questions, environment, seed=seed)
-    forest = forest._replace(reward_N=answer_rewards(forest, cover_match))
+    forest = forest._replace(reward_N=answer_rewards(forest, cover_match_tokens))
     reader = careful_reader(world, system.style)
     examples = action_examples(forest, rng, stage.only_correct)
     examples += reading_examples(llm.requests, reader, tokenizer, rng)

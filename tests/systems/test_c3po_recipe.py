@@ -11,6 +11,7 @@ from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, build_forest
 from jax_ragrl.systems.c3po import C3PO, FILTER, ROUTER, Settings, TreeShape, recipe
+from jax_ragrl.warmstart.demo_sources import right_answers
 from tests.rollout.tape import ANN
 
 
@@ -91,3 +92,25 @@ def test_roadmaps_are_sampled_and_answers_are_greedy():
     longer = dataclasses.replace(system, reply_tokens=2048)
     state = dataclasses.replace(longer.start(ANN), phase="plan")
     assert longer.next_effects(state).request.sampling.max_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "reward"),
+    [
+        ("I do not know.", "no", 0.0),
+        ("North Dakota", "no", 0.0),
+        ("No, it is not.", "no", 1.0),
+        ("Yesterday", "yes", 0.0),
+        ("That is untrue.", "true", 0.0),
+        ("In 19712 of them", "1971", 0.0),
+        ("It was 1971.", "1971", 1.0),
+        ("首都是北京市", "北京", 1.0),
+    ],
+)
+def test_a_leaf_is_right_if_its_answer_has_the_words_of_a_gold_answer(answer, gold, reward):
+    question = dataclasses.replace(ANN, answers=(gold,))
+    records = [Record(NO_PARENT, 0, LEAF, 1, (), answer=answer)]
+    forest = build_forest((question,), records)
+    assert recipe(Settings()).reward(forest).tolist() == [reward]
+    # Demonstrations are right by the same rule.
+    assert right_answers(recipe(Settings()), forest).tolist() == [reward]

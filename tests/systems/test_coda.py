@@ -225,6 +225,14 @@ def test_refinement_is_judged_jointly_or_separately():
     assert refine_reward([], ("New York",), True) == refine_reward([""], ("",), True) == 0.0
 
 
+@pytest.mark.parametrize("text", ["It lies in North Dakota.", "I do not know.", "Yesterday."])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_closed_answer_is_a_whole_word_of_a_refinement(text, together):
+    executors = [render_turn(refine=text)]
+    assert refine_reward(executors, ("no", "yes"), together) == 0.0
+    assert refine_reward([*executors, render_turn(refine="So: no.")], ("no",), together) == 1.0
+
+
 def test_executors_without_refinement_earn_none():
     settings = dataclasses.replace(PAPER, system=dataclasses.replace(SYSTEM, refinement=False))
     system = coda.recipe(settings).system

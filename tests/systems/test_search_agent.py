@@ -93,6 +93,7 @@ def test_autorefine_earns_f1_or_a_refinement_bonus():
     assert autorefine_reward("old Ulm", ("Ulm",), turns(REFINED)) == pytest.approx(2 / 3)
     assert autorefine_reward("Rom", ("Ulm",), turns(SEARCH, REFINED)) == pytest.approx(0.1)
     assert autorefine_reward("Rom", ("Ulm",), turns(render_turn(think="Ulm", answer="Rom"))) == 0.0
+    assert autorefine_reward("Rom", ("no",), turns(render_turn(refine="I do not know"))) == 0.0
 
 
 def test_search_r1_earns_exact_match():

@@ -20,6 +20,7 @@ Departures from their published code
   4. Auto-RAG's model writes its own documents after its last search; here it does not. Its code
      searches once more after a turn without an action, and omits passages that an earlier search
      returned. Here such a turn is followed by a reminder, and passages may repeat.
+  5. AutoRefine's refined text contains a gold answer if it contains its tokens, not as a substring.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from jax_ragrl.systems.tags import (
     tags_match,
     turn_regex,
 )
-from jax_ragrl.text.metrics import cover_match, exact_match, f1
+from jax_ragrl.text.metrics import cover_match_tokens, exact_match, f1
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import Hits, Passage, Question, Sampling
 
@@ -159,7 +160,7 @@ def autorefine_reward(answer: str, answers: Sequence[str], turns: Sequence[Parse
       turns: the turns of the agent in order.
     """
     refinement = " ".join(tag_contents(turn.text, REFINE) for turn in turns)
-    hit = bool(refinement.strip()) and cover_match(refinement, answers) > 0
+    hit = bool(refinement.strip()) and cover_match_tokens(refinement, answers) > 0
     return _score(f1, answer, answers) or 0.1 * hit
 
 

@@ -24,9 +24,10 @@ Departures from the paper and its published code
      of its tokens, and the roles are added up (`aggregation=role_sum`): a role with few tokens
      weighs as much as one with many. `token_mean` weighs roles by their tokens. The critic's loss
      is a mean over all tokens.
-  7. The definition of a right answer in training is not stated. Here it contains a gold answer or,
-     with a `judge` in the config, a language model accepts it: the paper's measure, by the rules of
-     the paper's prompt in other words.
+  7. The definition of a right answer in training is not stated. Here it contains the tokens of a
+     gold answer or, with a `judge` in the config, a language model accepts it: the paper's measure,
+     by the rules of the paper's prompt in other words. The substring of tables (cover-EM) would pay
+     for "I do not know." if the gold answer is "no".
   8. The code gives the router a hint about each data set; here `hint` is one text for all
      questions, and empty, as in the paper.
   9. The query is the text around the bracket; in the code, the text after it. The code also reads
@@ -62,7 +63,7 @@ from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.c3po.fixed_strategy import fixed_strategies
 from jax_ragrl.systems.c3po.system import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
-from jax_ragrl.text.metrics import cover_match
+from jax_ragrl.text.metrics import cover_match_tokens
 
 NO_PLANNING = "no_planning"
 SEARCHES = {
@@ -149,7 +150,7 @@ def recipe(settings: Settings) -> Recipe:
     inference = dataclasses.replace(settings.system, strict=False, roadmaps=1, max_depth=depth)
     return Recipe(
         system=settings.system,
-        reward=functools.partial(answer_rewards, metric=cover_match),
+        reward=functools.partial(answer_rewards, metric=cover_match_tokens),
         credit=credit,
         expander=tree.expander,
         # Forced actions are not sampled, so they do not count for the batch size.

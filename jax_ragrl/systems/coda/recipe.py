@@ -25,6 +25,8 @@ Departures from the paper and its published code
   8. The loss of `configs/coda.py` is a mean over tokens; the paper sums over trajectories.
   9. Evaluation is greedy and uses the last checkpoint; the code samples, and selects the checkpoint
      by the training reward.
+ 10. A refined text contains a gold answer if it contains its tokens; by substring (paper and code)
+     "North" contains the answer "no".
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from jax_ragrl.systems.tags import (
     tag_contents,
     tags_match,
 )
-from jax_ragrl.text.metrics import cover_match, f1
+from jax_ragrl.text.metrics import cover_match_tokens, f1
 
 # The tags that each role must have written at least once, opened as often as closed.
 PLANNER_TAGS, EXECUTOR_TAGS = (THINK, TASK, ANSWER), (THINK, SEARCH, REFINE, ANSWER)
@@ -65,6 +65,8 @@ def format_reward(
 def refine_reward(executors: Sequence[str], answers: Sequence[str], together: bool) -> float:
     """Returns I(s != "") I(G in s) (eq. 7 and 8): the refined text contains a gold answer.
 
+    It contains the tokens of one, see departure 10 of the recipe.
+
     Args:
       executors: the text of each executor.
       answers: the gold answers.
@@ -74,7 +76,7 @@ def refine_reward(executors: Sequence[str], answers: Sequence[str], together: bo
     texts = [tag_contents(text, REFINE) for text in executors]
     # Joined, an answer may be spread over the refinements of several executors.
     texts = [" ".join(texts)] if together else texts
-    return float(any(cover_match(s, answers) for s in texts if s.strip()))
+    return float(any(cover_match_tokens(s, answers) for s in texts if s.strip()))
 
 
 # A_i = (R_i - mean_j R_j) / std_j R_j over the rollouts j of the same question (eq. 2), the same

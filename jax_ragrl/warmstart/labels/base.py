@@ -24,7 +24,7 @@ from jax_ragrl.run.evaluate import NoSampler
 from jax_ragrl.systems.baselines.standard import direct
 from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.systems.registry import system_module
-from jax_ragrl.text.metrics import cover_match
+from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest, Question
 from jax_ragrl.warmstart import labels
@@ -156,7 +156,7 @@ def known_questions(
     forest = collect(direct(style), single_chain, questions, environment)
     pairs = zip(questions, forest.leaves(), strict=True)
     return frozenset(
-        q.id for q, leaf in pairs if leaf and cover_match(leaf.answer or "", q.answers)
+        q.id for q, leaf in pairs if leaf and cover_match_tokens(leaf.answer or "", q.answers)
     )
 
 
