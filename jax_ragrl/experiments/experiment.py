@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import sys
@@ -54,17 +53,12 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     claim_questions(components.questions, workdir)
     # Before the training: an environment that fails is reported within minutes, not hours.
     before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
-    models = acting_models(train(with_first_evaluation(job), components, workdir))
+    models = acting_models(train(job, components, workdir))
     rows = evaluate_trained(job, components, models, questions, workdir)
     summary = summarize(job, components, before, rows, workdir)
     summary["wall_s"] = round(time.perf_counter() - start, 1)
     on_process_zero(lambda: write_results(workdir, summary))
     return summary
-
-
-def with_first_evaluation(job: Job) -> Job:
-    """Returns the job with an evaluation on dev questions before the first step."""
-    return dataclasses.replace(job, run=dataclasses.replace(job.run, eval_before_training=True))
 
 
 def evaluations(

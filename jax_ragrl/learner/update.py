@@ -185,7 +185,8 @@ def update_kl(before: np.ndarray, after: np.ndarray, clamp: float = 10.0) -> np.
       clamp: the upper bound of a token, in nats, so that no single token decides.
     """
     # Past clamp + 1 on either side the estimate exceeds the clamp, and exp must not overflow.
-    d = np.clip(after - before, -(clamp + 1), clamp + 1)
+    # A log-probability that is not a number is as far as can be.
+    d = np.nan_to_num(np.clip(after - before, -(clamp + 1), clamp + 1), nan=clamp + 1)
     return np.minimum(np.expm1(d) - d, clamp)
 
 

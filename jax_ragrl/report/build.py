@@ -247,8 +247,13 @@ def results(run: RunData) -> dict[str, str]:
     scores = curve(run.metrics, "eval/accuracy")
     points = [f"{100 * y:.1f} % (step {x:g})" for x, y in zip(*scores, strict=True)]
     if points:
-        best = points[max(range(len(points)), key=lambda i: scores.values[i])]
-        pairs["Dev score"] = " → ".join(dict.fromkeys((points[0], points[-1]))) + f", best {best}"
+        best = max(range(len(points)), key=lambda i: scores.values[i])
+        text = " → ".join(dict.fromkeys((points[0], points[-1]))) + f", best {points[best]}"
+        if scores.values[-1] < scores.values[best]:
+            text += ", whose policies RUN@best has"
+        if best == 0 < len(points) - 1 and scores.steps[0] == 0:
+            text += ": training did not improve the score"
+        pairs["Dev score"] = text
     return pairs
 
 

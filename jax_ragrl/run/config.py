@@ -144,7 +144,8 @@ class Run:
       save_every: steps between checkpoints.
       eval_every: steps between evaluations on dev questions.
       eval_before_training: whether the policies are also evaluated before the first step, as step
-        0 of the metrics. `quickstart` and `trials` always do it.
+        0 of the metrics. Without it, `RUN@best` is a trained policy even if training made the
+        policies worse.
       patience: evaluations without a better score on dev questions after which the run ends; 0:
         it takes all of its steps.
       token_budget: tokens of all actions (`policy_tokens`) after which the run ends, at the end of
@@ -171,7 +172,7 @@ class Run:
     compile_ahead: bool = False
     save_every: int = 5
     eval_every: int = 5
-    eval_before_training: bool = False
+    eval_before_training: bool = True
     patience: int = 0
     token_budget: int = 0
     dev_questions: int = 64

@@ -16,10 +16,9 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.indicators import (
-    AT_ONCE,
     INDICATORS,
     OFF,
-    STOP,
+    UNDO,
     WARN,
     History,
     Incident,
@@ -44,7 +43,8 @@ SCORED_SHARE = 0.9
 class Guard:
     """Bounds of metrics, which stop a diverging run, and leading indicators of a collapse.
 
-    Each indicator has a threshold and an action (`run.indicators`). The defaults only warn.
+    Each indicator has a threshold and an action (`run.indicators`). By default an update that moves
+    a policy too far is undone, and the other indicators warn.
 
     Fields:
       bounds: triples (metric, lowest, highest). A metric that a step does not have is not checked.
@@ -55,7 +55,8 @@ class Guard:
       logp_rewarded: the fall of a role's `logp_rewarded`, in nats per token.
       valid_frac: the `valid_frac` of a role, as a fraction of its best.
       update_kl: `update_kl/mean`, how far one update moved a policy, in nats per token. It is
-        measured after the update and before the policy acts. Off, it costs nothing.
+        measured after the update and before the policy acts. Off, it costs nothing; `undo` keeps
+        a copy of the trained state in host memory.
       kl: `kl/mean`, in nats per token.
       entropy: the `entropy/old` of a role, as a fraction of the first steps.
       dead_groups: `frac_reward_zero_std`, the fraction of questions that teach nothing.
@@ -72,7 +73,7 @@ class Guard:
     baseline_steps: int = 3
     logp_rewarded: Limit = Limit(1.5)
     valid_frac: Limit = Limit(0.5)
-    update_kl: Limit = Limit(0.03)
+    update_kl: Limit = Limit(0.03, UNDO)
     kl: Limit = Limit(1.0)
     entropy: Limit = Limit(0.05)
     dead_groups: Limit = Limit(0.95)
@@ -101,8 +102,11 @@ class Guard:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             limit = getattr(self, field.name)
-            if isinstance(limit, Limit) and math.isnan(limit.threshold):
-                limit = dataclasses.replace(limit, threshold=field.default.threshold)  # type: ignore[union-attr]
+            if isinstance(limit, Limit):
+                default: Any = field.default
+                is_own = not math.isnan(limit.threshold)
+                threshold = limit.threshold if is_own else default.threshold
+                limit = Limit(threshold, limit.action or default.action or WARN)
                 object.__setattr__(self, field.name, limit)
         wrong = [triple for triple in self.bounds if not triple[1] < triple[2]]
         if wrong or self.patience < 1:
@@ -110,15 +114,15 @@ class Guard:
                 f"guard.bounds {wrong} and guard.patience {self.patience}: a bound is (metric, "
                 "lowest, highest), and patience at least 1 step"
             )
-        if self.dev_drop.action in AT_ONCE:
+        if self.dev_drop.action == UNDO:
             raise UserError(
-                f"guard.dev_drop.action is {self.dev_drop.action!r}, but an evaluation does not "
-                "say which update was wrong: use warn, lower_rate, roll_back or stop"
+                "guard.dev_drop.action is 'undo', but an evaluation does not say which update was "
+                "wrong: use warn or stop"
             )
-        if self.reward_order.action not in (OFF, WARN, STOP):
+        if self.reward_order.action == UNDO:
             raise UserError(
-                f"guard.reward_order.action is {self.reward_order.action!r}, but no update mends a "
-                "reward that does not follow the answers: use warn or stop"
+                "guard.reward_order.action is 'undo', but no update mends a reward that does not "
+                "follow the answers: use warn or stop"
             )
 
 

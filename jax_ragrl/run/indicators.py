@@ -20,16 +20,11 @@ from typing import Any, NamedTuple
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.run.metric_names import metric_of
 
-OFF, WARN, SKIP, UNDO, LOWER_RATE, ROLL_BACK, STOP = ACTIONS = (
-    *("off", "warn", "skip", "undo", "lower_rate", "roll_back", "stop"),
-)
-AT_ONCE = (SKIP, UNDO)  # actions that do not wait for `patience`
-RATE_FACTOR = 0.5  # of the policies' learning rate, at each `lower_rate` and `roll_back`
-# After half of a rate that is far too high, the next update may be below the threshold and still
-# ruin the policy.
+OFF, WARN, UNDO, STOP = ACTIONS = ("off", "warn", "undo", "stop")
+# Of the learning rate, at each undone update. After half of a rate that is far too high, the next
+# update may be below the threshold and still ruin the policy.
 UNDO_FACTOR = 0.25
 UNDOS = 4  # in a row, after which the rate is at 1/256; the next one stops the run
-ROLL_BACKS = 3  # of a run; the next one would only repeat them, and stops the run
 SEARCHES = 0.5  # per rollout at the start, below which a system hardly searches anyway
 # Nats per token at the start, below which a role hardly chose: its entropy may fall further.
 ENTROPY = 0.02
@@ -42,16 +37,16 @@ class Limit:
     Fields:
       threshold: the value beyond which the indicator is wrong; `run.indicators` has its unit. NaN:
         the default of the indicator.
-      action: `off`; `warn`; `skip` (the update is not applied); `undo` (it is undone, and the rate
-        is a quarter from then on); `lower_rate` (of the policies, to half); `roll_back` (to the
-        newest checkpoint, with half the rate); `stop`.
+      action: `off`; `warn`; `undo` (the update is undone, and the rate is a quarter from then on;
+        the fifth one in a row stops the run); `stop`. Empty: the default of the indicator.
     """
 
     threshold: float = math.nan
-    action: str = WARN
+    action: str = ""
 
     def __post_init__(self) -> None:
-        one_of("guard: action", self.action, ACTIONS)
+        if self.action:
+            one_of("guard: action", self.action, ACTIONS)
 
 
 class Trend(NamedTuple):
@@ -128,12 +123,10 @@ class History(NamedTuple):
     Fields:
       trends: by indicator and metric.
       rate_factor: a factor of the learning rate of the policies.
-      roll_backs: their number.
     """
 
     trends: Mapping[tuple[str, str], Trend] = MappingProxyType({})
     rate_factor: float = 1.0
-    roll_backs: int = 0
 
 
 def _itself(value: float, trend: Trend) -> float:
@@ -261,8 +254,7 @@ def observe(
 
     Args:
       limits: by indicator, its threshold and action.
-      patience: steps in a row beyond a threshold that make an incident. `skip` and `undo` do not
-        wait; `skip` stops the run after this number of skipped steps in a row.
+      patience: steps in a row beyond a threshold that make an incident; `undo` does not wait.
       steps: the number of first steps, with which relative indicators compare.
       history: the rows before.
       row: the row of a step in `metrics.jsonl`.
@@ -281,32 +273,30 @@ def observe(
             beyond = is_beyond(INDICATORS[name], number, limit.threshold)
             # Compared before it is added, so that a value has no part in its own baseline.
             trend = trend._replace(streak=trend.streak + 1 if beyond else 0)
-            is_prompt = INDICATORS[name].acts_at_once and limit.action != SKIP
-            waits = 1 if is_prompt else patience
-            action = action_of(limit, trend.streak, waits, history.roll_backs)
+            waits = 1 if INDICATORS[name].acts_at_once else patience
+            action = action_of(limit, trend.streak, waits)
             if action and number is not None:
                 incidents.append(_incident(row["step"], name, key, value, number, limit, action))
             trends[name, key] = with_value(trend, value, steps)
-    return _after(history._replace(trends=trends), incidents), tuple(incidents)
+    # Once, also if two roles moved too far. The trends stay: undone updates are counted in a row.
+    is_undone = UNDO in (incident.action for incident in incidents)
+    factor = history.rate_factor * (UNDO_FACTOR if is_undone else 1.0)
+    return History(trends, factor), tuple(incidents)
 
 
-def action_of(limit: Limit, streak: int, patience: int, roll_backs: int) -> str:
+def action_of(limit: Limit, streak: int, patience: int) -> str:
     """Returns the action after a step; empty: none.
 
     Args:
       limit: the threshold and its action.
       streak: consecutive steps beyond the threshold, this step included.
       patience: see `observe`.
-      roll_backs: the number of roll backs of the run so far.
     """
-    # A batch is skipped now or never; a policy that keeps such batches is not mended by skipping.
-    if limit.action in AT_ONCE and streak:
-        most = patience - 1 if limit.action == SKIP else UNDOS
-        return STOP if streak > most else limit.action
+    # An update is undone now or never.
+    if limit.action == UNDO and streak:
+        return STOP if streak > UNDOS else UNDO
     # Once per row of steps: a warning in each of them would hide the first one.
-    if streak != patience:
-        return ""
-    return STOP if limit.action == ROLL_BACK and roll_backs == ROLL_BACKS else limit.action
+    return limit.action if streak == patience else ""
 
 
 def _incident(
@@ -318,32 +308,18 @@ def _incident(
         f"guard.{name} at step {step}: {key} is {value:.4g}, which is {number:.3g} "
         f"{INDICATORS[name].meaning} and {side} {limit.threshold:g}; action: {action}"
     )
+    if limit.action == UNDO and action == STOP:
+        message += f", because {UNDOS} updates in a row were undone before"
     return Incident(step, name, key, value, number, limit.threshold, action, message)
 
 
-def _after(history: History, incidents: list[Incident]) -> History:
-    """Counts the actions of a step; one that keeps an update starts new streaks."""
-    # A set: two roles that collapse together lower the rate once.
-    actions = {incident.action for incident in incidents}
-    if not actions & {UNDO, LOWER_RATE, ROLL_BACK}:
-        return history
-    factor = UNDO_FACTOR if UNDO in actions else RATE_FACTOR
-    history = history._replace(rate_factor=history.rate_factor * factor)
-    # An undone update leaves the policies unchanged: the count of consecutive steps continues.
-    if not actions & {LOWER_RATE, ROLL_BACK}:
-        return history
-    trends = {key: trend._replace(streak=0) for key, trend in history.trends.items()}
-    return history._replace(trends=trends, roll_backs=history.roll_backs + (ROLL_BACK in actions))
-
-
 def may_save(limits: Mapping[str, Limit], history: History) -> bool:
-    """Whether a step may become a checkpoint, to which a later step could roll back.
+    """Whether a step may become a checkpoint: not on the way to a stop.
 
     Args:
       limits: by indicator, its threshold and action.
       history: the rows so far.
     """
     return not any(
-        trend.streak and limits[name].action in (ROLL_BACK, STOP)
-        for (name, _), trend in history.trends.items()
+        trend.streak and limits[name].action == STOP for (name, _), trend in history.trends.items()
     )

@@ -107,14 +107,17 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         start, policies, entries = _start_or_resume(job, parts, checkpoints, workdir)
         log = files.enter_context(_open_log(job, workdir, start))
         rows = read_metrics(workdir)
-        warden = Warden(job, workdir, checkpoints, _updates_by_policy(job, policies), rows)
+        warden = Warden(job, workdir, _updates_by_policy(job, policies), rows)
         rows, monitor = Scores(rows), RunMonitor(job.guard, workdir, job.run.eval_every)
         notice, programs = files.enter_context(stop_notice()), ProgramCounter()
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={})
         rollouts = files.enter_context(_resumed_rollouts(job, parts, policies, entries, start))
-        if start == 0 and job.run.eval_before_training:
-            rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
+        # Training may only make the policies worse: `RUN@best` then has the initial ones.
+        if (start == 0 and job.run.eval_before_training) and (
+            metrics := dev_metrics(job, parts, policies, monitor, workdir, 0)
+        ):
+            rows.append(log.write(0, metrics, None))
         for step in range(start, job.run.steps):
             if reason := reason_to_end(rows, job.run.patience, job.run.token_budget):
                 log.say(reason)
@@ -127,7 +130,9 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             if is_evaluated := (step + 1) % job.run.eval_every == 0 or last:
                 rollouts.wait()  # an evaluation calls the same models
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
-                policies, metrics = _judge(policies, metrics, rows, step, warden, rollouts)
+                metrics |= drop(rows, metrics)
+                warden.judge(metrics_row(step + 1, metrics))
+                metrics |= warden.metrics()
             metrics |= server_metrics() | programs.metrics(has_evaluation=is_evaluated)
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
@@ -189,7 +194,8 @@ def _take_step(
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
     # 4. Act on indicators of a collapse.
     policies = warden.act(policies, before, metrics_row(step + 1, metrics), forest)
-    _follow(rollouts, warden)
+    if warden.has_undone:
+        rollouts.refresh()  # they come from the policies that are trained again
     return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
 
 
@@ -208,29 +214,6 @@ def turns_to_train(
     if job.objective.gae_span != "conversation":
         return turns
     return carry_credit(turns, forest, credit_N, job.packing.row_lengths[-1])
-
-
-def _judge(
-    policies: Policies,
-    metrics: dict[str, float],
-    rows: Sequence[Mapping[str, Any]],
-    step: int,
-    warden: Warden,
-    rollouts: Rollouts,
-) -> tuple[Policies, dict[str, float]]:
-    """Compares an evaluation with the best one before; arguments as in `train`."""
-    metrics = metrics | drop(rows, metrics)
-    policies = warden.judge(policies, metrics_row(step + 1, metrics))
-    _follow(rollouts, warden)
-    return policies, metrics | warden.metrics()
-
-
-def _follow(rollouts: Rollouts, warden: Warden) -> None:
-    """Adapts the rollouts in flight to the policies after a step; arguments as in `_take_step`."""
-    if warden.has_rolled_back:
-        rollouts.discard()  # they come from the policies that are given up
-    elif warden.has_undone:
-        rollouts.refresh()  # they come from the policies that are trained again
 
 
 def rollout_metrics(

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.checkpoint import Checkpoints, abstract
+from jax_ragrl.learner.checkpoint import BEST
 from jax_ragrl.learner.policies import Policies, with_rate
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.checkpoint_name import has_checkpoints
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.indicators import (
-    AT_ONCE,
-    ROLL_BACK,
     STOP,
+    UNDO,
     History,
     Incident,
     may_save,
 )
 from jax_ragrl.runtime.host_copies import copy_to_devices, copy_to_host
+from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.training.incidents import write_incidents
 
 
@@ -38,7 +38,6 @@ class Warden:
         self,
         job: Job,
         workdir: pathlib.Path,
-        checkpoints: Checkpoints,
         updates: Mapping[str, int],
         rows: Iterable[Mapping[str, Any]] = (),
     ):
@@ -47,16 +46,14 @@ class Warden:
         Args:
           job: the run's config.
           workdir: the folder of the run.
-          checkpoints: the checkpoints that a roll back restores.
           updates: by policy, the number of its updates in the whole run.
           rows: the rows of the steps that are finished.
         """
-        self._job, self._workdir, self._checkpoints = job, workdir, checkpoints
+        self._job, self._workdir = job, workdir
         self._updates, self._history = updates, History()
         self._incidents = tuple[Incident, ...]()
         self._forest: Forest | None = None  # the rollouts of the step, for its incident file
-        # What happened to the policies at the newest step.
-        self.has_rolled_back = self.has_undone = False
+        self.has_undone = False  # the update of the newest step
         for row in rows:
             self._begin(row["step"])
             for part in _parts(row):
@@ -64,7 +61,7 @@ class Warden:
 
     def _begin(self, step: int) -> None:
         self._incidents = ()
-        self.has_rolled_back = self.has_undone = False
+        self.has_undone = False
         # A new phase trains other roles, whose metrics have another level.
         if self._job.schedule.begins_phase(step - 1):
             self._history = self._history._replace(trends={})
@@ -101,7 +98,7 @@ class Warden:
         states, because the update donates the buffers of these.
         """
         limits = self._job.guard.limits.values()
-        if not any(limit.action in AT_ONCE for limit in limits):
+        if not any(limit.action == UNDO for limit in limits):
             return {}
         return {
             name: policy.with_state(**copy_to_host(_trained(policy)))
@@ -125,26 +122,17 @@ class Warden:
         self._begin(row["step"])
         self._forest = forest
         actions = self._report(self._observe(row), row)
-        # The strongest action includes the weaker ones: older policies had no part in the update.
-        if ROLL_BACK in actions and STOP not in actions:
-            policies = self._rolled_back(policies)
-        elif actions & set(AT_ONCE):
+        if UNDO in actions:
             policies, self.has_undone = _undone(policies, spare), True
         return policies
 
-    def judge(self, policies: Policies, row: Mapping[str, Any]) -> Policies:
-        """Observes the evaluation of a step after `act`, and applies what its incidents demand.
+    def judge(self, row: Mapping[str, Any]) -> None:
+        """Observes the evaluation of a step after `act`.
 
         Args:
-          policies: the policies that were evaluated.
           row: the row of the step with its evaluation.
-
-        Returns:
-          The policies for the next step.
         """
-        actions = self._report(self._observe(_parts(row)[1]), row)
-        is_due = ROLL_BACK in actions and STOP not in actions
-        return self._rolled_back(policies) if is_due else policies
+        self._report(self._observe(_parts(row)[1]), row)
 
     def _report(self, incidents: Sequence[Incident], row: Mapping[str, Any]) -> set[str]:
         """Warns of incidents, writes their file, and returns their actions."""
@@ -160,27 +148,12 @@ class Warden:
         values = {f"guard/incident/{x.indicator}": x.number for x in self._incidents}
         return values | ({"guard/rate_factor": factor} if factor < 1 else {})
 
-    def _rolled_back(self, policies: Policies) -> Policies:
-        self.has_rolled_back, self.has_undone = True, False
-        step = self._checkpoints.wait()
-        if step is None:
-            raise UserError(f"{self._incidents[0].message}, without a checkpoint. {self._advice()}")
-        like = {name: abstract(_trained(policy)) for name, policy in policies.items()}
-        # Device memory holds one copy of the trained state. The reference stays: its arrays may
-        # belong to a frozen language model too, and a phase may have begun since.
-        for array in jax.tree.leaves([_trained(policy) for policy in policies.values()]):
-            array.delete()
-        states = self._checkpoints.restore_part(step, like)
-        warnings.warn(f"the policies of step {step} are restored", stacklevel=3)
-        return {name: policy.with_state(**states[name]) for name, policy in policies.items()}
-
     def check_stop(self) -> None:
         """Ends the run if an incident of the step demands it.
 
         Raises:
-          UserError: an indicator with the action `stop` has an incident, one with `skip` has
-            skipped too many updates, one with `undo` has undone too many, or one with `roll_back`
-            has rolled back too often.
+          UserError: an indicator with the action `stop` has an incident, or one with `undo` has
+            undone too many updates in a row.
         """
         # After the log has the step, so that its metrics explain the end.
         for incident in self._incidents:
@@ -188,10 +161,19 @@ class Warden:
                 raise UserError(f"{incident.message}. {self._advice()}")
 
     def _advice(self) -> str:
+        # A rate that undone updates have lowered was still too high.
+        rate = self._job.optimizer.policy_lr * min(0.5, self._history.rate_factor)
+        folder = self._workdir
+        starts = {
+            f"--from {folder}@best": (folder / BEST).is_dir,  # by its dev score
+            f"--from {folder}": functools.partial(has_checkpoints, folder),
+        }
+        exists = on_process_zero(lambda: [check() for check in starts.values()])
+        start = next((name for name, is_there in zip(starts, exists, strict=True) if is_there), "")
         return (
-            f"The batch is in {self._workdir}/incidents. Branch the run with another setting, for "
-            f"example: ragrl train --from {self._workdir}@best --workdir=NEW "
-            f"--config.optimizer.policy_lr={self._job.optimizer.policy_lr / 2:g}"
+            f"The batch is in {folder}/incidents. Branch the run with another setting, such as: "
+            f"ragrl train {start or '--config=CONFIG'} --workdir=NEW "
+            f"--config.optimizer.policy_lr={rate:g}"
         )
 
 

@@ -51,7 +51,7 @@ def test_extremes_tell_how_close_a_run_came(runs):
 
 
 def test_actions_are_replayed_as_warnings():
-    guard = with_thresholds(Guard(kl=Guard().kl.__class__(1.0, "roll_back")), {"kl": 2.0})
+    guard = with_thresholds(Guard(kl=Guard().kl.__class__(1.0, "stop")), {"kl": 2.0})
     rows = [{"step": step, "kl/mean": 3.0 * (step > 5)} for step in range(1, 30)]
     assert guard.kl.threshold == 2.0 and replay(guard, rows)["first_incident"] == {"kl": 8}
 

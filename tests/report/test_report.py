@@ -302,7 +302,8 @@ def test_a_report_names_what_a_run_was_trained_on_and_its_scores(tmp_path, capsy
         "Retriever": "scann, minilm",
         "Frozen language model": "openai, a-model, http://host:8000/v1",
         "Test result": "61.5 %",
-        "Dev score": "25.0 % (step 0) → 50.0 % (step 2), best 75.0 % (step 1)",
+        "Dev score": "25.0 % (step 0) → 50.0 % (step 2), best 75.0 % (step 1), "
+        "whose policies RUN@best has",
     }
     (tmp_path / "summary.json").write_text(json.dumps({"accuracy": {"trained": 0.615}}))
     text = read(tmp_path).text

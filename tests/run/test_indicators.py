@@ -11,7 +11,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import (
     INDICATORS,
-    ROLL_BACKS,
     UNDOS,
     History,
     Incident,
@@ -72,7 +71,7 @@ def test_the_number_of_an_incident_is_never_read_as_a_metric_of_an_indicator(nam
 def test_an_indicator_above_its_noise_waits_for_no_second_step(name: str):
     key, healthy, collapsed = COLLAPSES[name]
     rows = [{key: value} for value in (*healthy, collapsed, collapsed, healthy[0], collapsed)]
-    _, incidents = replay(Guard(**SETTINGS), rows)
+    _, incidents = replay(limited(name, "warn"), rows)
     assert [(x.step, x.action) for x in incidents] == [(6, "warn"), (9, "warn")]
     _, incidents = replay(limited(name, "stop"), rows)
     assert [(x.step, x.action) for x in incidents] == [(6, "stop"), (9, "stop")]
@@ -95,29 +94,28 @@ def test_an_update_is_undone_until_the_rate_is_low_enough_and_not_for_ever():
     assert may_save(limited("update_kl", "undo").limits, history)
     _, incidents = replay(limited("update_kl", "undo"), [{key: collapsed}] * (UNDOS + 1))
     assert [x.action for x in incidents] == ["undo"] * UNDOS + ["stop"]
+    assert f"{UNDOS} updates in a row were undone" in incidents[-1].message
 
 
-def test_a_skipped_update_has_the_patience_of_skip():
-    key, _, collapsed = COLLAPSES["update_kl"]
-    _, incidents = replay(limited("update_kl", "skip", patience=3), [{key: collapsed}] * 3)
-    assert [x.action for x in incidents] == ["skip", "skip", "stop"]
-
-
-@pytest.mark.parametrize("action", ["skip", "undo"])
-def test_an_evaluation_undoes_no_update(action: str):
+def test_an_evaluation_undoes_no_update():
     with pytest.raises(UserError, match=r"guard\.dev_drop\.action is"):
-        Guard(dev_drop=Limit(2.5, action))
+        Guard(dev_drop=Limit(2.5, "undo"))
 
 
-def test_an_action_alone_keeps_the_threshold():
-    guard = build(Guard, {"kl": {"action": "stop"}})
+def test_an_action_alone_keeps_the_threshold_and_a_threshold_alone_the_action():
+    guard = build(Guard, {"kl": {"action": "stop"}, "update_kl": {"threshold": 0.1}})
     assert guard.kl == Limit(Guard().kl.threshold, "stop")
+    assert guard.update_kl == Limit(0.1, "undo") and Guard(kl=Limit(2.0)).kl == Limit(2.0, "warn")
 
 
-@pytest.mark.parametrize("action", ["skip", "undo", "lower_rate", "roll_back"])
-def test_no_update_mends_a_wrong_reward(action: str):
+def test_by_default_an_update_that_moves_a_policy_too_far_is_undone_and_nothing_else_acts():
+    actions = {name: limit.action for name, limit in Guard().limits.items()}
+    assert actions == dict.fromkeys(INDICATORS, "warn") | {"update_kl": "undo"}
+
+
+def test_no_update_mends_a_wrong_reward():
     with pytest.raises(UserError, match=r"guard\.reward_order\.action is"):
-        Guard(reward_order=Limit(0.5, action))
+        Guard(reward_order=Limit(0.5, "undo"))
 
 
 @pytest.mark.parametrize("name", PATIENT)
@@ -182,41 +180,17 @@ def test_searches_that_end_after_the_first_step_are_an_incident():
     assert [x.step for x in replay(Guard(**SETTINGS), rows)[1]] == [5]
 
 
-def test_a_skipped_step_needs_no_patience_and_many_of_them_stop_the_run():
-    rows = [{"grad_norm": value} for value in (1, 1, 1, 99, 1, 99, 99, 99)]
-    _, incidents = replay(limited("grad_norm", "skip", patience=3), rows)
-    assert [(x.step, x.action) for x in incidents] == [
-        (4, "skip"),
-        (6, "skip"),
-        (7, "skip"),
-        (8, "stop"),
-    ]
-
-
-def test_each_lowered_rate_waits_again():
-    rows = [{"kl/mean": value} for value in (0, 0, 0, 2, 2, 2, 2)]
-    history, incidents = replay(limited("kl", "lower_rate"), rows)
-    assert [x.step for x in incidents] == [5, 7] and history.rate_factor == 0.25
-
-
-def test_the_last_roll_back_is_followed_by_a_stop():
-    rows = [{"kl/mean": 0.0}] * 3 + [{"kl/mean": 2.0}] * 2 * (ROLL_BACKS + 1)
-    history, incidents = replay(limited("kl", "roll_back"), rows)
-    assert [x.action for x in incidents] == ["roll_back"] * ROLL_BACKS + ["stop"]
-    assert history.roll_backs == ROLL_BACKS and history.rate_factor == 0.5**ROLL_BACKS
-
-
-@pytest.mark.parametrize("action", ["warn", "lower_rate", "roll_back", "stop"])
+@pytest.mark.parametrize("action", ["warn", "stop"])
 def test_a_step_beyond_a_threshold_is_no_place_to_return_to(action: str):
     guard = limited("kl", action)
     beyond, _ = replay(guard, [{"kl/mean": value} for value in (0, 0, 0, 2)])
     after, _ = replay(guard, [{"kl/mean": value} for value in (0, 0, 0, 2, 0)])
-    assert may_save(guard.limits, beyond) == (action in ("warn", "lower_rate"))
+    assert may_save(guard.limits, beyond) == (action == "warn")
     assert may_save(guard.limits, after)
 
 
 def test_a_history_read_again_from_its_rows_goes_on_equally():
-    guard = limited("kl", "roll_back")
+    guard = limited("kl", "undo")
     rows = [{"kl/mean": value} for value in (0, 0, 0, 2, 2, 0, 2, 2, 2)]
     for stop in range(len(rows)):
         history, _ = replay(guard, rows[:stop])
@@ -226,7 +200,7 @@ def test_a_history_read_again_from_its_rows_goes_on_equally():
 
 
 def test_an_unknown_action_and_a_threshold_without_meaning_are_refused():
-    with pytest.raises(UserError, match="'explode': use one of off, warn, skip"):
+    with pytest.raises(UserError, match="'explode': use one of off, warn, undo, stop"):
         Limit(1.0, "explode")
     with pytest.raises(UserError, match=r"guard\.kl\.threshold is 0"):
         build(Guard, {"kl": {"threshold": 0.0}}, "guard")

@@ -16,8 +16,10 @@ from jax_ragrl.cli import train as train_command
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import BEST, Checkpoints
+from jax_ragrl.report.build import results as dev_scores
+from jax_ragrl.report.load import RunData
 from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints, parse_run
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.config import Run, load_job
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.training import loop
@@ -176,3 +178,27 @@ def test_a_checkpoint_that_does_not_exist_is_named(trained, tmp_path):
 def test_a_folder_with_an_at_sign_is_a_folder(tmp_path: pathlib.Path):
     (tmp_path / "run@best").mkdir()
     assert parse_run(tmp_path / "run@best") == RunCheckpoint(tmp_path / "run@best")
+
+
+def test_the_best_policies_are_those_before_training_if_no_later_score_is_higher(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Training ruins the policies from the first update on."""
+    job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1)
+    job = dataclasses.replace(job, run=dataclasses.replace(job.run, eval_before_training=True))
+    results = iter([result(0.5), result(0.5), result(0.0), result(0.0)])
+    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: next(results))
+    monkeypatch.setattr(loop, "learn", lambda job, policies, *_: (moved(policies, 7), {}))
+    loop.train(job, parts, tmp_path)
+    (initial,) = parts.policies.values()
+    best = trained_policies(job, parts.policies, parse_run(f"{tmp_path}@best"))["policy"]
+    equal = jax.tree.map(np.array_equal, *(nnx.state(x, nnx.Param) for x in (initial, best)))
+    assert Checkpoints(tmp_path, BEST).latest() == 0 and all(jax.tree.leaves(equal))
+    assert Run(steps=1).eval_before_training
+
+
+def test_the_last_score_and_the_best_one_are_told_apart():
+    rows = [{"step": step, "eval/accuracy": x} for step, x in ((0, 0.5), (2, 0.0))]
+    text = dev_scores(RunData(rows, (), {}))["Dev score"]
+    assert text.endswith("RUN@best has: training did not improve the score")

@@ -307,7 +307,7 @@ def logging_job(guard=MappingProxyType({}), **run):
 
 def test_a_resumed_run_warns_of_missing_records(tmp_path, monkeypatch):
     """As of other damage: a warning becomes a line that begins with `ragrl: `."""
-    job = logging_job()
+    job = logging_job({"update_kl": Limit(0.03, "warn")})
     (tmp_path / "trees.jsonl").write_text('{"step": 1}\n')
     with pytest.warns(UserWarning) as caught, _open_log(job, tmp_path, 1):
         pass
@@ -325,7 +325,7 @@ def test_a_resumed_run_warns_of_missing_records(tmp_path, monkeypatch):
     [
         ({"patience": 2}, {}, "run.patience"),
         ({"token_budget": 9}, {}, "run.token_budget"),
-        ({}, {"kl": Limit(1.0, "lower_rate")}, "the guard"),
+        ({}, {}, "the guard"),
     ],
 )
 def test_a_resumed_run_refuses_to_decide_without_its_records(tmp_path, run, guard, reader):

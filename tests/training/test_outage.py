@@ -43,6 +43,7 @@ SMALL = {
     "index.kind": "exact",
     "run.questions_per_step": 2,
     "run.save_every": 1,
+    "run.eval_before_training": False,
 }
 
 

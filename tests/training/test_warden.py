@@ -79,12 +79,6 @@ def test_a_warning_changes_nothing_but_leaves_an_incident_file(trial: Trial):
     assert [row.get("guard/incident/grad_norm") for row in trial.rows()] == [None] * 3 + [50, None]
 
 
-def test_a_skipped_update_is_not_applied(trial: Trial):
-    with pytest.warns(UserWarning, match="action: skip"):
-        trial.train("skip", [1, 1, 50, 1, 1, 50])
-    assert trial.updates() == {4}
-
-
 def test_an_undone_update_is_not_applied_and_lowers_the_rate(trial: Trial):
     with pytest.warns(UserWarning, match="action: undo"):
         trial.train("undo", [1, 1, 50, 50, 1, 1])
@@ -104,30 +98,6 @@ def test_updates_are_not_undone_for_ever(trial: Trial):
     assert len(trial.rows()) == 2 + UNDOS + 1 and trial.updates() == {2}
 
 
-def test_a_lowered_rate_is_used_from_the_next_step_on(trial: Trial):
-    with pytest.warns(UserWarning, match="action: lower_rate"):
-        trial.train("lower_rate", [1, 1, 50, 50, 1])
-    optimizer, updates = trial.job.optimizer, trial.job.run.steps
-    whole, half = (optimizer.transform(optimizer.policy_lr * x, updates) for x in (1, 0.5))
-    assert [rate is whole for rate in trial.rates] == [True] * 4 + [False]
-    assert trial.rates[-1] is half and trial.updates() == {5}
-    assert trial.rows()[-1]["guard/rate_factor"] == 0.5
-
-
-def test_a_roll_back_returns_to_the_checkpoint_before_and_goes_on(trial: Trial):
-    with pytest.warns(UserWarning, match="of step 2 are restored"):
-        trial.train("roll_back", [1, 1, 50, 50, 1])
-    assert trial.updates() == {3} and trial.rates[-1] is not trial.rates[0]
-
-
-def test_a_roll_back_without_a_checkpoint_stops_the_run(trial: Trial):
-    with (
-        pytest.warns(UserWarning, match="roll_back"),
-        pytest.raises(UserError, match=r"without a checkpoint.*train --from"),
-    ):
-        trial.train("roll_back", [1, 1, 50, 50], save_every=9)
-
-
 def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial: Trial):
     with (
         pytest.warns(UserWarning, match="action: stop"),
@@ -137,8 +107,8 @@ def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial: Trial
     assert Checkpoints(trial.folder).latest() == 2 and len(trial.rows()) == 4
 
 
-@pytest.mark.filterwarnings("ignore:guard.grad_norm", "ignore:the policies of step")
-@pytest.mark.parametrize("action", ["skip", "undo", "lower_rate", "roll_back"])
+@pytest.mark.filterwarnings("ignore:guard.grad_norm")
+@pytest.mark.parametrize("action", ["warn", "undo"])
 @pytest.mark.parametrize("interrupted_at", [3, 4, 5])
 def test_an_interrupted_run_ends_as_a_whole_one(
     tmp_path: pathlib.Path,
@@ -146,8 +116,7 @@ def test_an_interrupted_run_ends_as_a_whole_one(
     action: str,
     interrupted_at: int,
 ):
-    # Two skipped steps in a row would stop the run.
-    norms = [1, 1, 50, 1, 50, 1, 1] if action == "skip" else [1, 1, 50, 50, 1, 50, 1]
+    norms = [1, 1, 50, 50, 1, 50, 1]
     ends = []
     for stop in (None, interrupted_at):
         trial = Trial(tmp_path / str(stop), monkeypatch)
@@ -160,32 +129,30 @@ def test_an_interrupted_run_ends_as_a_whole_one(
     assert ends[0] == ends[1]
 
 
-@pytest.mark.filterwarnings("ignore:guard", "ignore:the policies of step")
-def test_a_fallen_dev_score_rolls_back_also_in_an_interrupted_run(
+@pytest.mark.filterwarnings("ignore:guard")
+def test_a_fallen_dev_score_stops_an_interrupted_run_as_a_whole_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Step 6 has a gradient and a score beyond their thresholds: the rate is halved twice."""
-    scores = {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.85}
+    """Step 6 has a gradient and a score beyond their thresholds."""
+    scores = {0: 0.4, 2: 0.5, 4: 0.9, 6: 0.1}
 
     def evaluate(job, parts, policies, monitor, workdir, step):
         return {"eval/accuracy": scores[step], "eval/standard_error": 0.05}
 
     ends = []
-    for stop in (None, 5, 6, 7):
+    for stop in (None, 4, 5):
         trial = Trial(tmp_path / str(stop), monkeypatch)
         monkeypatch.setattr(loop, "dev_metrics", evaluate)
-        trial.guard, trial.interrupted_at = (
-            {"dev_drop": {"threshold": 2.5, "action": "roll_back"}},
-            stop,
-        )
+        limit = {"threshold": 2.5, "action": "stop"}
+        trial.guard, trial.interrupted_at = {"dev_drop": limit}, stop
         norms = [1, 1, 1, 1, 50, 50, 1, 1]
         if stop is not None:
             with pytest.raises(KeyboardInterrupt):
-                trial.train("lower_rate", norms, eval_every=2)
-        trial.train("lower_rate", norms, eval_every=2)
+                trial.train("warn", norms, eval_every=2, eval_before_training=True)
+        with pytest.raises(UserError, match=r"guard\.dev_drop at step 6.*action: stop"):
+            trial.train("warn", norms, eval_every=2, eval_before_training=True)
         ends.append((trial.updates(), trial.rows(), trial.rates[-1]))
-    assert ends[0][0] == {6} and ends[0][1][5]["guard/incident/dev_drop"] > 10
-    assert ends[0][1][5]["guard/rate_factor"] == 0.25 == ends[0][1][-1]["guard/rate_factor"]
+    assert ends[0][0] == {4} and ends[0][1][6]["guard/incident/dev_drop"] > 10
     assert all(end == ends[0] for end in ends[1:])
     file = json.loads((trial.folder / "incidents" / "step-6.json").read_text())
     assert [x["indicator"] for x in file["incidents"]] == ["grad_norm", "dev_drop"]
