@@ -28,7 +28,7 @@ _CLAIM = re.compile(
     r"(?:(?P<right>true|correct|(?(subject)(?!)|yes))|false|untrue|incorrect|wrong|"
     r"(?(subject)(?!)|no))\b"
     # A noun ("correct answer: .."), a choice ("true or false") and a question are no verdict.
-    r"(?=\s*(?:$|[.,;:!)\n]|[-–—]+\s|(?:because|since|as|it|this|the|given)\b))",
+    r"(?=\s*(?:$|[.,;:!()\n–—]|-+\s|(?:because|since|as|it|this|the|given)\b))",
     re.IGNORECASE,
 )
 

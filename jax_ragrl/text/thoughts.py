@@ -83,9 +83,7 @@ def _end_of_blocks(text: str, depth: int) -> int:
     """
     for block in _BLOCKS:
         tags = list(block.finditer(text))
-        if not tags or (tags[0]["close"] if depth == 0 else tags[0]["open"]):
-            continue
-        if depth == 0 and tags[0].start():
+        if not tags or bool(tags[0]["close"]) != bool(depth) or (not depth and tags[0].start()):
             continue
         end = len(text)
         for tag in tags:

@@ -42,6 +42,7 @@ RIGHT = [
     *("True\n\nThe false friend is not an issue.", "The judgement is: True"),
 ]
 WRONG = [
+    *("False—the town is Ulm", "False (it was Ulm)", "Definitely false."),
     *("False", "false.", "**False**", "no", "No.", "No, it is another city.", "wrong", "untrue"),
     *("Not true", "Not true.", "This is untrue.", "False. It is not true that Bob is Ann."),
     *(
