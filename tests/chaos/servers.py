@@ -222,7 +222,8 @@ def run_with_faults(
             outcome = dataclasses.replace(outcome, is_late=is_late)
         else:
             outcome = train(variant, workdir, seconds)
-    rows = list(read_rows(workdir / "metrics.jsonl"))
+    # Without the evaluation before training, which has no rollouts.
+    rows = [row for row in read_rows(workdir / "metrics.jsonl") if row["step"]]
     last = rows[-max(1, len(rows) // 3) :]
     rewards = np.array([row["reward/mean"] for row in last if row["leaves"]] or [np.nan])
     steps = tuple(sorted(int(x.name) for x in workdir.glob("checkpoints/*") if x.name.isdigit()))

@@ -71,7 +71,7 @@ def test_a_system_learns_from_labels_then_from_rewards(system, small, tmp_path, 
     assert [line.split(" | ")[2] for line in table[-len(policies) :]] == [*policies]
     run = tmp_path / f"{system}-0"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in steps] == [1, 2]
+    assert [row["step"] for row in steps] == [0, 1, 2]
     trained = json.loads((run / "trained.json").read_text())
     assert len(trained["scores"]["f1"]) == 4 and trained["peak_bytes"] > 1e7
     # A second call reads every stage.
@@ -91,7 +91,7 @@ def test_the_real_model_takes_a_step(tmp_path):
     changes = [f"--config.{key}={value}" for key, value in given.items()]
     config, run = f"--config={CONFIGS / 'smollm2' / 'mao_arag.py'}", tmp_path / "run"
     assert main(["train", config, f"--workdir={run}", *changes]) == 0
-    (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    _, row = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert np.isfinite(row["reward/mean"])
 
 

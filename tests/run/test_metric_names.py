@@ -68,6 +68,6 @@ def test_a_run_logs_no_metric_outside_the_table(tmp_path):
     overrides = [f"--config.{key}={value}" for key, value in changes.items()]
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", overrides))
     train(job, build_components(job, tmp_path), tmp_path)
-    (row,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    _, row = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert {"reward/mean", "kl/mean", "eval/accuracy", "time/train_s"} <= row.keys()
     assert [key for key in row if key != "step" and metric_of(key) is None] == []

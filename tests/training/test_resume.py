@@ -104,4 +104,4 @@ def test_a_killed_and_resumed_run_ends_bit_identical(tmp_path: pathlib.Path, sta
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
     assert any("policy" in name for name in one)
     steps = [line.split()[1] for line in (broken / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 4
+    assert steps == ["0,", "1,", "2,", "3,", "4,"]

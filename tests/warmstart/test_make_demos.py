@@ -379,5 +379,5 @@ def test_demonstrations_train_a_policy_for_reinforcement_learning(tmp_path, monk
     run = [f"--config.run.{key}={value}" for key, value in short.items()]
     start = [f"--config.policy={summary['checkpoint']}", f"--workdir={tmp_path / 'run'}"]
     assert main(["train", *small, *start, *shapes, *layout, *run]) == 0
-    (row,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    _, row = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(row)["step"] == 1
