@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -164,15 +163,14 @@ class Warden:
         # A rate that undone updates have lowered was still too high.
         rate = self._job.optimizer.policy_lr * min(0.5, self._history.rate_factor)
         folder = self._workdir
-        starts = {
-            f"--from {folder}@best": (folder / BEST).is_dir,  # by its dev score
-            f"--from {folder}": functools.partial(has_checkpoints, folder),
-        }
-        exists = on_process_zero(lambda: [check() for check in starts.values()])
-        start = next((name for name, is_there in zip(starts, exists, strict=True) if is_there), "")
+        has_best, has_newest = on_process_zero(
+            lambda: ((folder / BEST).is_dir(), has_checkpoints(folder))
+        )
+        newest = f"--from {folder}" if has_newest else "--config=CONFIG"
+        start = f"--from {folder}@best" if has_best else newest
         return (
             f"The batch is in {folder}/incidents. Branch the run with another setting, such as: "
-            f"ragrl train {start or '--config=CONFIG'} --workdir=NEW "
+            f"ragrl train {start} --workdir=NEW "
             f"--config.optimizer.policy_lr={rate:g}"
         )
 
