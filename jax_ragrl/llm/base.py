@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.runtime.records import declare
 from jax_ragrl.text.thoughts import spoken_text
 from jax_ragrl.types import LLMRequest
 
 
+@declare
 class MeteredReply(str):
     """A reply with the numbers of tokens that the model itself reports: prompt and completion."""
 
+    _fields = ("text", "prompt_tokens", "completion_tokens")  # of `runtime.records`
     prompt_tokens: int
     completion_tokens: int
 
@@ -22,7 +25,7 @@ class MeteredReply(str):
         reply.prompt_tokens, reply.completion_tokens = prompt_tokens, completion_tokens
         return reply
 
-    # Pickle passes these to `__new__`; a plain string would pass the text alone.
+    # Copies pass these to `__new__`; a plain string would pass the text alone.
     def __getnewargs__(self) -> tuple[str, int, int]:  # type: ignore[override]
         return str(self), self.prompt_tokens, self.completion_tokens
 

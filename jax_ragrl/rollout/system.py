@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.runtime.records import declare
 from jax_ragrl.types import Hits, Passage, Question
 
 # The reply to one effect: to `Generate`, to `Search`, to `CallLLM`.
@@ -38,6 +39,10 @@ class State:
     faults: tuple[str, ...] = ()
     candidates: tuple[Passage, ...] = ()
     documents: tuple[Passage, ...] = ()
+
+
+# States travel between processes and into checkpoints, with the replies and effects that they hold.
+declare(State, Reply, Effect)
 
 
 class System(Protocol):

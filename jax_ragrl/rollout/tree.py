@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.runtime.records import declare
 from jax_ragrl.types import Passage, Question
 
 NO_PARENT = -1
@@ -119,6 +120,7 @@ class Record:
         return "" if is_limit else self.finish_reason
 
 
+@declare
 class Forest(NamedTuple):
     """All rollouts of a batch of questions.
 

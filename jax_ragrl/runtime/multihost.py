@@ -17,7 +17,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.runtime import data_pickle
+from jax_ragrl.runtime import records
 from jax_ragrl.runtime.dispatch import in_order
 
 T = TypeVar("T")
@@ -177,20 +176,20 @@ def is_process_zero() -> bool:
 def all_gather_object(work: Callable[[], T]) -> list[T]:
     """Runs `work` on every process and gathers the results on all of them, in process order.
 
-    A collective: all processes have to call it. The result must be data,
-    see `runtime.data_pickle`. If `work` raises on
-    any process, all of them raise, so that none waits forever: the process itself its own error,
-    the others a `UserError` with its message.
+    A collective: all processes have to call it. The result has plain or
+    declared types, see `runtime.records`. If `work` raises on any process, all of them raise, so
+    that none waits forever: the process itself its own error, the others a `UserError` with its
+    message.
     """
     if jax.process_count() == 1:
         return [work()]
     raised: Exception | None = None
     try:
-        message = data_pickle.dumps(("", work()))
+        message = records.dumps(("", work()))
     except Exception as error:  # any error must reach the other processes
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raised, message = error, data_pickle.dumps((f"{kind}{error}", None))
-    outcomes = [data_pickle.loads(zlib.decompress(x)) for x in _exchange(zlib.compress(message, 1))]
+        raised, message = error, records.dumps((f"{kind}{error}", None))
+    outcomes = [records.loads(x) for x in _exchange(message)]
     if raised is not None:
         raise raised
     for number, (failure, _) in enumerate(outcomes):

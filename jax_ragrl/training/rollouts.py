@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from jax_ragrl.learner.policies import Policies, Schedule
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.rollout.waiting import CAUSES, DEVICE, WaitingTimes
-from jax_ragrl.runtime import data_pickle
+from jax_ragrl.runtime import records
 from jax_ragrl.types import Question
 
 
@@ -213,7 +212,9 @@ class Rollouts:
         entries = {"data": self._in_flight.data}
         rollout = self._in_flight.rollout
         if rollout.exception() is None and not rollout.result().forest.has_failed:
-            entries["forest"] = _pack(rollout.result().forest)
+            entries["forest"] = records.dumps(rollout.result().forest)
+            # What could not be read would be an error of the resumed run, which comes too late.
+            records.loads(entries["forest"])
             entries["staleness"] = self._in_flight.staleness
         return entries
 
@@ -227,7 +228,7 @@ class Rollouts:
         self.data.set_state(entries["data"])
         if "forest" not in entries:
             return
-        questions, forest = next(self.data), _unpack(entries["forest"])
+        questions, forest = next(self.data), records.loads(entries["forest"])
         rollout = Future[Rollout]()
         # Another process made them: this one waited for nothing.
         rollout.set_result(Rollout(forest, 0, dict.fromkeys(CAUSES, 0.0)))
@@ -241,20 +242,3 @@ class Rollouts:
         if self._in_flight is not None:
             self._in_flight.waiting.stop()
         self._pool.shutdown(cancel_futures=True)
-
-
-def _pack(forest: Forest) -> bytes:
-    """Returns the bytes of a forest for a checkpoint.
-
-    Raises:
-      UserError: a state, action or reply of the system is not data. `_unpack` would refuse the
-        forest, and the run could not be resumed.
-    """
-    data = data_pickle.dumps(forest)
-    data_pickle.loads(data)
-    return zlib.compress(data, 1)
-
-
-def _unpack(data: bytes) -> Forest:
-    forest: Forest = data_pickle.loads(zlib.decompress(data))
-    return forest

@@ -16,7 +16,7 @@ from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.expand import Expander, ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Action, Forest
-from jax_ragrl.runtime import data_pickle
+from jax_ragrl.runtime import records
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.types import Hits, LLMRequest, Passage, Question
 
@@ -120,14 +120,14 @@ def play(
     forest = collect(
         system(**changes), expander, questions or (ANN,), tape.environment(), seed=seed
     )
-    assert_picklable(forest)
+    assert_readable(forest)
     reward_N = answer_rewards(forest, lambda answer, gold: float(answer in gold))
     return forest._replace(reward_N=reward_N)
 
 
-def assert_picklable(forest: Forest) -> None:
-    """Hosts exchange their rollouts, so the records of every system must pickle."""
-    assert data_pickle.loads(data_pickle.dumps(forest.records)) == forest.records
+def assert_readable(forest: Forest) -> None:
+    """Hosts exchange their rollouts, so the records of every system must be readable there."""
+    assert records.loads(records.dumps(forest.records)) == forest.records
 
 
 def improvise(role: str, prompt: str, rng: random.Random) -> str:

@@ -1,13 +1,12 @@
 """Costs of rollouts, per question, per role and per step."""
 
-import pickle
-
 import pytest
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.costs import Prices, costs_of, role_costs, step_costs
 from jax_ragrl.run.evaluate import evaluate
+from jax_ragrl.runtime import records
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
 
@@ -58,8 +57,8 @@ def test_metered_token_counts_are_the_cost():
     assert 0 < cost["llm_prompt_tokens"] < 700 and cost["llm_completion_tokens"] == 1
 
 
-def test_a_metered_reply_equals_its_text_after_pickling():
-    for reply in (ULM, pickle.loads(pickle.dumps(ULM))):
+def test_a_metered_reply_equals_its_text_as_another_process_reads_it():
+    for reply in (ULM, records.loads(records.dumps(ULM))):
         assert reply == "Ulm" and hash(reply) == hash("Ulm")
         assert (reply.prompt_tokens, reply.completion_tokens) == (700, 30)
 

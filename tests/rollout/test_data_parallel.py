@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout, merge_shards, shard_questions
 from jax_ragrl.rollout.expand import Tree
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.runtime import records
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, system
 
@@ -66,7 +66,7 @@ def test_merged_shards_equal_the_forest_of_the_whole_batch(count: int, rollouts:
     assert len(expected.records) > 60 and set(expected.failed_questions) >= {1, 4, 5}
     shards = shard_questions(BATCH, count, rollouts)
     parts = [roll_out_shard(shard, rollouts) for shard in shards]
-    parts = pickle.loads(pickle.dumps(parts))
+    parts = records.loads(records.dumps(parts))
     forest = merge_shards(BATCH, shards, parts)
     # Of several errors of a question, on several shards, one is kept.
     assert all(message.startswith("no answer to") for message in forest.failures)

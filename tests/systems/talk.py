@@ -11,7 +11,7 @@ from jax_ragrl.rollout.effects import ModelOutput
 from jax_ragrl.rollout.expand import Expander, single_chain
 from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.types import Question
-from tests.rollout.tape import ANN, Tape, assert_picklable
+from tests.rollout.tape import ANN, Tape, assert_readable
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ def talk(
     tape = Talk(texts, **tape)
     environment = tape.environment()
     forest = collect(system, expander, questions or (ANN,), environment, rollouts=rollouts)
-    assert_picklable(forest)
+    assert_readable(forest)
     return forest, tape
 
 
