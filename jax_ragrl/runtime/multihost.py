@@ -12,6 +12,7 @@ import itertools
 import os
 import pathlib
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -64,6 +65,8 @@ def join(patience: int = 300) -> None:
     if count < 2:
         return
     where = f" at {settings['coordinator_address']}" if settings else ""
+    if settings and settings["process_id"] == 0:
+        _check_port(settings["coordinator_address"], os.environ)
     _say(f"waiting for {count} processes to join{where}")
     late = f"not all of {count} processes joined{where} within {patience} s: {ADVICE}"
     # After its own timeout JAX would abort with a stack trace, and no handler can catch that.
@@ -82,6 +85,26 @@ def join(patience: int = 300) -> None:
         alarm.cancel()
     me, here, every = jax.process_index(), jax.local_device_count(), jax.device_count()
     _say(f"process {me} of {jax.process_count()}, {here} devices here, {every} in all")
+
+
+def _check_port(address: str, environ: Mapping[str, str]) -> None:
+    """Raises `UserError` if this host cannot listen at a coordinator's port: JAX would crash.
+
+    Args:
+      address: the coordinator's address.
+      environ: may name another address to listen at, as JAX reads it.
+    """
+    host, _, port = environ.get("JAX_COORDINATOR_BIND_ADDRESS", address).rpartition(":")
+    host = host.strip("[]") if "JAX_COORDINATOR_BIND_ADDRESS" in environ else ""
+    is_dual = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual or ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, int(port)), family=family, dualstack_ipv6=is_dual).close()
+    except OSError as error:
+        raise UserError(
+            f"{NAMES[0]} is {address!r}, but this host cannot listen at port {port} "
+            f"({os.strerror(error.errno or 0)}): set a free port on every host"
+        ) from error
 
 
 ADVICE = (
@@ -120,7 +143,8 @@ def explicit_settings(environ: Mapping[str, str]) -> dict[str, Any]:
         raise UserError(
             f"{NAMES[2]} is {number!r} and {NAMES[1]} {count!r}: of 4 processes they are 0 to 3"
         )
-    if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdecimal():
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise UserError(f"{NAMES[0]} is {address!r}: give the host of process 0 and a port, HOST:N")
     # Explicit variables override a launcher entirely, its assignment of devices included.
     return {

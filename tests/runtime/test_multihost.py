@@ -85,6 +85,7 @@ def test_explicit_variables_are_used_entirely():
         ({"JAX_PROCESS_ID": "4"}, "0 to 3"),
         ({"JAX_NUM_PROCESSES": "four"}, "four"),
         ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1"}, "HOST:N"),
+        ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:65536"}, "HOST:N"),
     ],
 )
 def test_impossible_variables_are_refused(changes: dict[str, str], message: str):
@@ -122,6 +123,22 @@ def test_a_process_without_others_gives_up_with_advice(number: int):
     assert run.returncode == hosts.EXIT_TIMEOUT
     assert f"not all of 2 processes joined at {address} within 2 s" in run.stderr
     assert "open port" in run.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_a_taken_port_of_the_coordinator_is_one_clear_line(host: str):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port = server.getsockname()[1]
+        settings = dict(zip(hosts.NAMES, (f"127.0.0.1:{port}", "2", "0"), strict=True))
+        program = [sys.executable, "-m", "jax_ragrl", "train"]
+        program += [f"--config={REPO / 'configs/tiny/c3po.py'}", "--workdir=never"]
+        run = subprocess.run(
+            program, cwd=REPO, env=os.environ | settings, capture_output=True, text=True, timeout=99
+        )
+    assert run.returncode == 2, run.stderr
+    (line,) = [x for x in run.stderr.splitlines() if "waiting for" not in x]
+    assert f"cannot listen at port {port} (Address already in use): set a free port" in line
 
 
 def test_a_waiting_process_prints_messages(monkeypatch, capfd):
