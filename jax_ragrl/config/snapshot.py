@@ -24,6 +24,7 @@ LOCATION_KEYS = (
     "config.run.wandb_project",
     "config.run.mlflow_experiment",
     "config.run.trackio_project",
+    "config.run.other_versions",
 )
 
 

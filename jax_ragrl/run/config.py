@@ -141,6 +141,8 @@ class Run:
         first step, in as many threads as there are cores; see `training.compile_ahead`. On
         accelerators they always are if there are at most as many programs as cores. Otherwise each
         is compiled when its shape is met for the first time.
+      other_versions: whether a run may continue with another version of JAX than it was begun with.
+        It does not end bit-identical then, and the metric `version_changes` marks its later steps.
       save_every: steps between checkpoints.
       eval_every: steps between evaluations on dev questions.
       eval_before_training: whether the policies are also evaluated before the first step, as step
@@ -170,6 +172,7 @@ class Run:
     lockstep: bool = True
     staleness: int = 0
     compile_ahead: bool = False
+    other_versions: bool = False
     save_every: int = 5
     eval_every: int = 5
     eval_before_training: bool = True

@@ -167,6 +167,7 @@ SPEED = (
     Metric("compile/unexpected", "programs", "those after the first steps and evaluation"),
     Metric("tokens_per_sec", "tokens per second", "trained tokens per second of the update"),
     Metric("mfu", "fraction", "model FLOPs utilization of the update"),
+    Metric("version_changes", "changes", "how often the run was continued with other versions"),
 )
 METRICS = (*ROLLOUT, *SERVERS, *UPDATE, *EVALUATION, *GUARD, *SPEED)
 

@@ -22,15 +22,19 @@ from jax_ragrl.runtime.multihost import (
     is_process_zero,
     on_process_zero,
 )
+from jax_ragrl.runtime.revision import versions
 from jax_ragrl.types import Question
+
+VERSIONS = "versions.json"
+COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
 
 
 def claim_workdir(values: Mapping[str, Any], workdir: pathlib.Path) -> Job:
     """Returns the job of a config, which becomes the only config of `workdir`.
 
     Raises:
-      UserError: the config is invalid, `workdir` holds results of another config, or another
-        process uses it.
+      UserError: the config is invalid, `workdir` holds results of another config or of another
+        version of JAX, or another process uses it.
     """
     job, file = load_job(values), workdir / "config.json"
     # A learning rate that does not depend on the length of a run permits extending the run.
@@ -42,7 +46,49 @@ def claim_workdir(values: Mapping[str, Any], workdir: pathlib.Path) -> Job:
     on_process_zero(lambda: save_config(file, values, free=free, renew=not has_results(workdir)))
     # 3. Every host compares its config with that file: hosts may have been started differently.
     all_gather_object(lambda: check_saved_config(file, values, free))
+    _claim_versions(workdir, is_free=job.run.other_versions)
     return job
+
+
+def _claim_versions(workdir: pathlib.Path, *, is_free: bool) -> None:
+    """Records the versions that a run begins or continues with, as entries of a list with its step.
+
+    Raises:
+      UserError: `workdir` holds steps of another version of JAX, and the config forbids another.
+    """
+    file, now = workdir / VERSIONS, versions()
+    history = on_process_zero(lambda: _saved_versions(file) if has_results(workdir) else [])
+
+    def check() -> None:
+        if not history or is_free or all(history[-1].get(x) == now[x] for x in COMPILERS):
+            return
+        before, here = (", ".join(f"{x} {v.get(x)}" for x in COMPILERS) for v in (history[-1], now))
+        raise UserError(
+            f"the last steps of {workdir} are of {before}, but this is {here}, which may compute "
+            "other parameters: install the former versions, start a run in another --workdir, or "
+            "continue with --config.run.other_versions=True"
+        )
+
+    all_gather_object(check)
+    if not history or {**history[-1], "step": 0} != {**now, "step": 0}:
+        steps = (workdir / "checkpoints").glob("[0-9]*")
+        step = max((int(x.name) for x in steps if x.name.isdecimal()), default=0)
+        on_process_zero(lambda: write_json(file, [*history, {"step": step, **now}]))
+
+
+def _saved_versions(file: pathlib.Path) -> list[dict[str, Any]]:
+    history = _record(file) if file.exists() else []
+    if not isinstance(history, list) or not all(isinstance(x, dict) for x in history):
+        raise UserError(
+            f"{file} is damaged (it is no list of objects): delete it to skip the check"
+        )
+    return history
+
+
+def version_changes(workdir: pathlib.Path) -> dict[str, float]:
+    """Returns `version_changes`, how often a run was continued with others; nothing if never."""
+    count = len(_saved_versions(workdir / VERSIONS)) - 1
+    return {"version_changes": float(count)} if count > 0 else {}
 
 
 def has_results(workdir: pathlib.Path) -> bool:

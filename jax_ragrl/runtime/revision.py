@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 import subprocess
@@ -27,3 +28,12 @@ def device_name() -> str:
     if first.platform == "cpu":
         return f"{os.cpu_count()} CPU cores"
     return f"{jax.device_count()} {first.device_kind}"
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the packages whose code computes, and the kind of the devices."""
+    import jax
+
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    numbers = {name: str(importlib.import_module(name).__version__) for name in packages}
+    return {"jax_ragrl": __version__, **numbers, "device": jax.devices()[0].device_kind}

@@ -72,7 +72,10 @@ class Log:
         *("time/rollout_s", "time/train_s"),
     )
     # Displayed only if not 0.
-    ALARMS = ("failed", "skipped", "guard/rate_factor", "time/compile_s", "compile/unexpected")
+    ALARMS = (
+        *("failed", "skipped", "guard/rate_factor", "time/compile_s", "compile/unexpected"),
+        "version_changes",
+    )
 
     def __init__(
         self,

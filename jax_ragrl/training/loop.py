@@ -49,7 +49,7 @@ from jax_ragrl.run.indicators import OFF
 from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
-from jax_ragrl.run.workdir import claim_data
+from jax_ragrl.run.workdir import claim_data, version_changes
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.runtime.sharding import accelerators
@@ -110,6 +110,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         warden = Warden(job, workdir, _updates_by_policy(job, policies), rows)
         rows, monitor = Scores(rows), RunMonitor(job.guard, workdir, job.run.eval_every)
         notice, programs = files.enter_context(stop_notice()), ProgramCounter()
+        changes = on_process_zero(lambda: version_changes(workdir))
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={})
         rollouts = files.enter_context(_resumed_rollouts(job, parts, policies, entries, start))
@@ -133,7 +134,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
                 metrics |= drop(rows, metrics)
                 warden.judge(metrics_row(step + 1, metrics))
                 metrics |= warden.metrics()
-            metrics |= server_metrics() | programs.metrics(has_evaluation=is_evaluated)
+            metrics |= server_metrics() | programs.metrics(has_evaluation=is_evaluated) | changes
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
             last = last or bool(reason_to_end(rows, job.run.patience))

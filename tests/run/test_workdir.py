@@ -1,0 +1,82 @@
+"""A run folder belongs to one version of JAX, unless the config permits another one."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.run import workdir as workdirs
+from jax_ragrl.run.workdir import claim_workdir, version_changes
+from jax_ragrl.runtime.revision import versions
+
+
+def claim(folder: pathlib.Path, *overrides: str) -> None:
+    claim_workdir(load_config(CONFIGS / "tiny" / "c3po.py", overrides), folder)
+
+
+def entries(folder: pathlib.Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "versions.json").read_text())
+
+
+@pytest.fixture
+def trained(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A run with steps, which the versions of this process took."""
+    claim(tmp_path)
+    (tmp_path / "checkpoints" / "7").mkdir(parents=True)
+    return tmp_path
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    monkeypatch.setattr(workdirs, "versions", lambda: versions() | changes)
+
+
+def test_a_run_records_its_versions_and_its_device(trained: pathlib.Path):
+    (entry,) = entries(trained)
+    assert entry["jax"] == jax.__version__ and entry["device"] == "cpu" and entry["step"] == 0
+    assert {"jax_ragrl", "jaxlib", "flax", "optax", "numpy"} < entry.keys()
+    claim(trained)
+    assert entries(trained) == [entry] and version_changes(trained) == {}
+
+
+@pytest.mark.parametrize("package", ["jax", "jaxlib"])
+def test_another_version_of_jax_is_refused_unless_it_is_asked_for(
+    trained: pathlib.Path, monkeypatch: pytest.MonkeyPatch, package: str
+):
+    use(monkeypatch, **{package: "0.9.9"})
+    with pytest.raises(UserError, match=rf"{package} 0\.9\.9.* --config.run.other_versions=True"):
+        claim(trained)
+    assert len(entries(trained)) == 1
+    claim(trained, "--config.run.other_versions=True")
+    assert [(x["step"], x[package] == "0.9.9") for x in entries(trained)] == [(0, False), (7, True)]
+    assert version_changes(trained) == {"version_changes": 1.0}
+    claim(trained)  # the newest entry counts
+    use(monkeypatch)
+    with pytest.raises(UserError, match=r"the last steps of .* are of jax"):
+        claim(trained)
+
+
+def test_other_packages_are_recorded(trained: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    use(monkeypatch, numpy="3.0", device="TPU v9")
+    claim(trained)
+    assert [x["numpy"] == "3.0" for x in entries(trained)] == [False, True]
+
+
+def test_before_its_first_checkpoint_a_run_may_change_its_version(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    claim(tmp_path)
+    use(monkeypatch, jax="0.9.9")
+    claim(tmp_path)
+    assert [x["jax"] for x in entries(tmp_path)] == ["0.9.9"] and version_changes(tmp_path) == {}
+
+
+def test_a_damaged_record_is_named(trained: pathlib.Path):
+    (trained / "versions.json").write_text("[1]")
+    with pytest.raises(UserError, match=r"versions.json is damaged .* delete it"):
+        claim(trained)
