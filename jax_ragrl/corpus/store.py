@@ -5,7 +5,7 @@ offsets.npy  int64 [X + 1]: the byte at which each row starts, and the byte at w
 corpus.json  the fingerprint, and the files that the passages were read from; written last
 
 Folders named `unfinished-*` belong to a process that is writing, or that was killed while writing;
-in the second case they can be deleted.
+in the second case the next process that reads or writes the passages removes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import mmap
 import os
 import pathlib
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -27,10 +26,12 @@ import numpy as np
 from jax_ragrl.corpus.formats.look import data_files
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
+from jax_ragrl.runtime.caches import draft_folder, remove_drafts
 from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Passage
 
 ROWS, OFFSETS, FILE = "rows.jsonl", "offsets.npy", "corpus.json"
+DRAFT = "unfinished-"
 NO_READING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -127,6 +128,7 @@ def source_of(
 
 def open_passages(folder: pathlib.Path, source: Any) -> StoredPassages | None:
     """Opens the passages of a folder; None if they are missing, or from other files."""
+    remove_drafts(folder, DRAFT)
     try:
         return StoredPassages(folder) if source in _read(folder)["sources"] else None
     except (OSError, ValueError):
@@ -174,8 +176,7 @@ def write_passages(
     """
     folder.mkdir(parents=True, exist_ok=True)
     # A separate folder until complete: another process may read the older files, or write too.
-    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as name:
-        draft = pathlib.Path(name)
+    with draft_folder(folder, DRAFT) as draft:
         fingerprint, hash_X = _write_rows(passages, draft)
         target = choose(fingerprint) if choose else folder
         sources = [*_sources_of(target, fingerprint), source]

@@ -14,9 +14,6 @@ import errno
 import functools
 import hashlib
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +24,10 @@ import tqdm
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import gguf_tokenizer, hf, hf_config, safetensors_io
 from jax_ragrl.models.rope import RopeScaling, frequencies
+from jax_ragrl.runtime.caches import VARIABLE, cache_folder, draft_folder
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
-CACHE_VARIABLE = "RAGRL_CACHE"
 VERSION = 1  # of the conversion: another one makes another folder
 SHARD_BYTES = 5_000_000_000
 ARRAY = 9  # the type of an array in the metadata
@@ -92,7 +89,7 @@ def convert(path: Path) -> Path:
       UserError: the package `gguf` is missing, the file is not whole, its architecture,
         quantization or tokenizer is not supported, or the disk is full.
     """
-    folder = cache_folder() / _key(path)
+    folder = cache_folder() / "gguf" / _key(path)
     if not folder.is_dir():
         try:
             _write_atomically(GGUF(path), folder)
@@ -101,7 +98,7 @@ def convert(path: Path) -> Path:
                 raise
             raise UserError(
                 f"no space left to convert {path} in {folder.parent}: free some, or set "
-                f"{CACHE_VARIABLE} to another folder"
+                f"{VARIABLE} to another folder"
             ) from error
     return folder
 
@@ -109,12 +106,6 @@ def convert(path: Path) -> Path:
 def read_config(path: Path) -> dict[str, Any]:
     """The fields of a `config.json` for the model in a GGUF file; no weights are read."""
     return GGUF(path).config
-
-
-def cache_folder() -> Path:
-    """The folder of converted files: `RAGRL_CACHE`, or one below the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(CACHE_VARIABLE) or Path(home) / "jax_ragrl") / "gguf"
 
 
 def _key(path: Path) -> str:
@@ -134,16 +125,14 @@ def _key(path: Path) -> str:
 
 def _write_atomically(file: GGUF, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
-        file.write(partial)
-        partial.rename(folder)
-    except OSError:
-        # A folder with files in it is not replaced: another process has finished first.
-        if not folder.is_dir():
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with draft_folder(folder.parent, "partial-") as draft:
+        file.write(draft)
+        try:
+            draft.rename(folder)
+        except OSError:
+            # A folder with files in it is not replaced: another process has finished first.
+            if not folder.is_dir():
+                raise
 
 
 class GGUF:

@@ -135,6 +135,15 @@ def test_a_half_replaced_store_is_not_opened(tmp_path, monkeypatch):
     assert store.open_passages(folder, source) is None
 
 
+def test_what_a_killed_process_left_is_removed_also_beside_complete_passages(tmp_path):
+    path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
+    load_corpus(path, folder=folder)
+    (folder / "unfinished-abc").mkdir()
+    (folder / "unfinished-abc" / "rows.jsonl").write_text("half")
+    load_corpus(path, folder=folder)
+    assert not [*folder.glob("unfinished-*")]
+
+
 def test_what_cannot_be_stored_leaves_nothing(tmp_path):
     path, folder = tmp_path / "c.jsonl", tmp_path / "kept"
     path.write_text('{"id": "a", "title": "T", "text": "x"}\n' * 3)

@@ -50,7 +50,7 @@ FAMILIES = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv(gguf_file.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("RAGRL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "gguf"
 
 
@@ -403,7 +403,7 @@ def test_a_file_is_converted_once_and_again_after_it_changed(tmp_path, monkeypat
     monkeypatch.setattr(gguf_file.GGUF, "write", lambda *_: pytest.fail("converted again"))
     assert gguf_file.convert(path) == first
     monkeypatch.undo()
-    monkeypatch.setenv(gguf_file.CACHE_VARIABLE, str(first.parents[1]))
+    monkeypatch.setenv("RAGRL_CACHE", str(first.parents[1]))
     weights = gguf_models.random_weights(SMALL, seed=1)
     gguf_models.write_gguf(path, raw=SMALL, weights=weights)
     second = gguf_file.convert(path)
