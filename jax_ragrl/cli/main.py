@@ -55,6 +55,23 @@ DISK_ERRORS = {
     "Disk quota exceeded": FULL,
     "File too large": LIMITED,
 }
+MEMORY = (
+    "out of memory ({}): free some, or need less: fewer tokens and rows at a time ('ragrl plan' "
+    "says what a config needs, docs/howto/memory.md what lowers it), a smaller model or index"
+)
+THREADS = (
+    "the system starts no further thread ({}): end other programs, or raise the limit of processes "
+    "(ulimit -u) or of memory (ulimit -v)"
+)
+# Parts of messages, in lower case, of JAX, NumPy, the system and its loader of libraries.
+EXHAUSTED = {
+    "can't start new thread": THREADS,
+    "resource temporarily unavailable": THREADS,
+    "resource_exhausted": MEMORY,
+    "out of memory": MEMORY,
+    "cannot allocate memory": MEMORY,
+    "failed to map segment": MEMORY,
+}
 CLOSED_LOOP = "Event loop is closed"  # the error of asyncio
 CONFIG_OPTION = re.compile(r"--config(\.[^=]+)?")  # without a value
 
@@ -82,8 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_error("interrupted: the same command continues from what is saved", 130)
     except BrokenPipeError:  # as of `ragrl config | head`
         return _discard_output()
-    except (OSError, ValueError) as error:  # TensorStore raises ValueError when the disk is full
-        if not (message := _disk_error_message(error)):
+    # TensorStore raises ValueError when the disk is full; errors of JAX are of RuntimeError.
+    except (OSError, ValueError, MemoryError, RuntimeError, ImportError) as error:
+        if not (message := _resource_message(error)):
             raise
         return _report_error(message)
     return 0
@@ -125,11 +143,17 @@ def _report_unraisable(event: sys.UnraisableHookArgs) -> None:
         DEFAULT_HOOK(event)
 
 
-def _disk_error_message(error: OSError | ValueError) -> str:
-    """The message for a full disk, a limit or an unusable file; empty for any other error."""
-    for text, message in DISK_ERRORS.items():
-        if text in str(error):
-            return message.format(" ".join(str(error).split()))
+def _resource_message(error: Exception) -> str:
+    """The message for a lack of disk, memory or threads, or a bad file; empty for other errors."""
+    text = " ".join(str(error).split())
+    for part, message in DISK_ERRORS.items():
+        if part in text:
+            return message.format(text)
+    for part, message in EXHAUSTED.items():
+        if part in text.lower():
+            return message.format(text[:200])
+    if isinstance(error, MemoryError):
+        return MEMORY.format(text[:200] or "of this machine")
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}: give a path that can be read or written"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import warnings
 
+import jax
 import pytest
 from flax import nnx
 
@@ -257,6 +259,43 @@ def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsy
     for error in (ValueError("bad"), TimeoutError("late")):
         with pytest.raises(type(error)):
             main(["world", "--out", "w"])
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "out of memory (of this machine)"),
+        (MemoryError("Unable to allocate 9 TiB"), "out of memory (Unable to allocate 9 TiB)"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Error allocating\n 9 bytes"),
+            "out of memory (RESOURCE_EXHAUSTED: Error allocating 9 bytes)",
+        ),
+        (jax.errors.JaxRuntimeError("INTERNAL: x: Out of memory"), "out of memory (INTERNAL"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "out of memory ([Errno 12]"),
+        (ImportError("libx.so: failed to map segment from shared object"), "out of memory (libx"),
+        (RuntimeError("can't start new thread"), "no further thread (can't start new thread)"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "no further thread"),
+    ],
+    ids=str,
+)
+def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(
+    monkeypatch, capsys, error: Exception, message: str
+):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(data, "run_world", fail)
+    line = error_line(capsys, "world", "--out", "w")
+    assert message in line and re.search(r"ragrl plan|ulimit -u", line)
+
+
+def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
+    def fail(options):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
+
+    monkeypatch.setattr(data, "run_world", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        main(["world", "--out", "w"])
 
 
 def test_an_index_may_be_in_a_parent_folder(tmp_path, capsys, monkeypatch):
