@@ -26,6 +26,7 @@ from tests.flags import flags
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags(8)}".strip()
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")  # not that of the user
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 

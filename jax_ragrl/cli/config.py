@@ -38,8 +38,10 @@ def add_commands(command: AddCommand) -> None:
 def run_validate(options: argparse.Namespace) -> None:
     values = load_config(None, options.config)
     # Here, because it loads JAX.
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
     from jax_ragrl.validation.checks import validate
 
+    enable_compile_cache()
     errors = 0
     for finding in validate(values, options.workdir, quick=options.quick):
         errors += finding.level == "error"

@@ -139,7 +139,9 @@ def run_index(options: argparse.Namespace) -> None:
     join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.run.index_folder import build_folder, section_of
     from jax_ragrl.run.lock import lock_folder
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
+    enable_compile_cache(options.out)
     on_process_zero(lambda: lock_folder(options.out, "--out"))
     if options.add or options.remove:
         result = _update(options)

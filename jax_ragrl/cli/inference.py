@@ -100,11 +100,11 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
     if run:
         values = load_saved_config(run.folder / "config.json")
         override(values, arguments)
-        enable_compile_cache(run.folder)
     else:
         if not arguments:
             print(NO_SOURCE, file=sys.stderr)
         values = load_config(DEFAULT_CONFIG, arguments)
+    enable_compile_cache()
     job = _without_caches(load_job(values))
     # Without a run, the index is built in a temporary folder.
     with tempfile.TemporaryDirectory() as folder:

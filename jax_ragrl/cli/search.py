@@ -91,7 +91,9 @@ def _open_retriever(options: argparse.Namespace) -> Iterator[Retriever]:
     values = load_config(None, options.config) if options.config else {}
     # Imported after the checks, because it loads JAX: a wrong option fails at once.
     from jax_ragrl.run import retrievers
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
+    enable_compile_cache()
     if options.index:
         yield retrievers.open_folder(local(options.index), options.corpus)
     elif options.retriever:

@@ -135,14 +135,12 @@ def run_quickstart(options: argparse.Namespace) -> None:
     from jax_ragrl.experiments.real import real_quickstart
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
+    enable_compile_cache(workdir)
     if options.real:
-        # On a CPU too: compiling this model takes minutes, and an interrupted run resumes.
-        enable_compile_cache(workdir, also_cpu=True)
         warm_values = load_config(REAL_WARM_START, ["--config.data.demos=demos.jsonl"])
         values["seed"] = options.seed
         summary = real_quickstart(values, warm_values, workdir, options.warm_questions)
     else:
-        enable_compile_cache(workdir)
         summary = quickstart(_seeded_job(values, options.seed, workdir), workdir)
     if is_process_zero():
         print_json(summary)
@@ -245,7 +243,7 @@ def run_trials(options: argparse.Namespace) -> None:
 
     # Cached on CPU too: the seeds of a system share programs, and compiling takes longer than
     # evaluating a seed.
-    enable_compile_cache(options.out, also_cpu=True)
+    enable_compile_cache(options.out)
     table = seeds.run_trials(
         systems,
         parse_numbers(options.seeds),
@@ -276,7 +274,7 @@ def run_experiment(options: argparse.Namespace) -> None:
     if not (number.isdecimal() and count.isdecimal()):
         raise UserError(f"--share is {options.share!r}: give two numbers, such as 3/8")
     cells = share_of(experiment, int(number), int(count))
-    enable_compile_cache(out, also_cpu=True)
+    enable_compile_cache(out)
     rows = run_cells(experiment, cells, out)
     if int(count) > 1:
         print(f"share {options.share} is done: without --share, the same command compares the arms")
@@ -300,7 +298,7 @@ def run_reproduce(options: argparse.Namespace) -> None:
     print(f"{len(claims)} claims, {work} to do", flush=True)
     if options.dry_run:
         return
-    enable_compile_cache(options.out, also_cpu=True)
+    enable_compile_cache(options.out)
     print(experiments.page(experiments.reproduce(claims, options.out, seeds, options.world_seed)))
 
 
@@ -336,7 +334,7 @@ def _run_real_trials(options: argparse.Namespace) -> None:
         warm = load_config(folder / "warm_start.py", []) | sections
         seeds = parse_numbers(options.seeds)
         trials += [Trial(system, seed, values | {"seed": seed}, warm, retrievers) for seed in seeds]
-    enable_compile_cache(options.out, also_cpu=True)
+    enable_compile_cache(options.out)
     print(run_real_trials(trials, options.out, options.demo_questions))
 
 

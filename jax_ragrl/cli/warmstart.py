@@ -76,8 +76,10 @@ def run_warmup(options: argparse.Namespace) -> None:
 
 def run_demos(options: argparse.Namespace) -> None:
     values = load_config(None, options.config)
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
     from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos
 
+    enable_compile_cache()
     writer = WriterConfig(
         name=options.writer, samples=options.samples, temperature=options.temperature
     )
@@ -100,7 +102,9 @@ def run_sft(options: argparse.Namespace) -> None:
 
 def run_pool(options: argparse.Namespace) -> None:
     values = load_config(CONFIGS / "tiny" / "opera.py", options.config)
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
     from jax_ragrl.warmstart.expert_pool import make_pool
 
+    enable_compile_cache()
     temperatures = parse_numbers(options.temperatures, float)
     print_json(make_pool(values, options.out, options.writer, temperatures, options.limit))

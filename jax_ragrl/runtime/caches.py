@@ -9,6 +9,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+from jax_ragrl.errors import UserError
+
 try:
     import fcntl
 except ImportError:  # Windows: drafts of killed processes stay there
@@ -18,11 +20,17 @@ VARIABLE = "RAGRL_CACHE"
 
 
 def cache_folder() -> pathlib.Path:
-    """The folder of all caches: `RAGRL_CACHE`, or one below the user's cache folder."""
+    """The folder of all caches: `RAGRL_CACHE`, or one below the user's cache folder.
+
+    Raises:
+      UserError: the user has no home.
+    """
     if own := os.environ.get(VARIABLE):
         return pathlib.Path(own)
-    # A user without a home has none to expand.
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser()
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        raise UserError(f"there is no folder for caches ({error}): set {VARIABLE}") from error
     return pathlib.Path(home) / "jax_ragrl"
 
 

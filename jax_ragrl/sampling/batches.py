@@ -229,8 +229,9 @@ class PromptBatch:
             )
 
     def _program(self, count: int, slots: int) -> str:
-        """Describes a program of some prompts: prompts x length + new tokens, rows per prompt."""
-        return f"sampler {count} x {self.prompts.ids_BP.shape[1]} + {slots}, width {self.width}"
+        """Describes a program: prompts x length + new tokens, rows per prompt, and its kind."""
+        shape = f"{count} x {self.prompts.ids_BP.shape[1]} + {slots}, width {self.width}"
+        return f"sampler {shape}{self.grammar.describe(use_top_p=self.use_top_p)}"
 
     def _smallest_size(self, live_WN: np.ndarray) -> int:
         """Returns the smallest batch size, in prompts per device, that holds all live prompts.

@@ -142,6 +142,20 @@ class Grammar(NamedTuple):
     stop_SV: Tensor | None = None
     automaton: TokenAutomaton | None = None
 
+    def describe(self, *, use_top_p: bool) -> str:
+        """Returns what distinguishes programs of one shape, for their names.
+
+        Args:
+          use_top_p: as in `generate`.
+        """
+        names = ["top-p"] * use_top_p + ["token mask"] * (self.allowed_V is not None)
+        if self.stop_SV is not None:
+            names.append(f"{len(self.stop_SV)} stop states")
+        if self.automaton is not None:
+            states, classes = self.automaton.next_SC.shape
+            names.append(f"grammar {states} x {classes}")
+        return "".join(f", {name}" for name in names)
+
 
 @in_order
 @functools.partial(jax.jit, static_argnames=("max_new_tokens", "use_top_p", "stride"))

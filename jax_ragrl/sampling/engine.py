@@ -293,7 +293,8 @@ class _SlotRun:
         limits = DecodeLimits(
             *self._row_limits(), steps=np.int32(STREAM_STEPS if self.arrivals else MAX_STEPS)
         )
-        name = decode_name(self._slots, self.contexts.capacity)
+        kind = self.group.grammar.describe(use_top_p=self.group.use_top_p)
+        name = decode_name(self._slots, self.contexts.capacity, kind)
         with mesh_context(self.mesh), report_compiling(name):
             self.state, steps = decode_slots(
                 self.engine.model,

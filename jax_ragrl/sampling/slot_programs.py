@@ -165,7 +165,8 @@ def _decode_program(
     limits = replicate(DecodeLimits(np.zeros(devices, np.int32), zero, zero), mesh)
     args = (model, _on_devices(state, model), group.grammar, limits)
     options = {"use_top_p": group.use_top_p, "stride": check_stride()}
-    name = decode_name(shape.slots, shape.capacity)
+    kind = group.grammar.describe(use_top_p=group.use_top_p)
+    name = decode_name(shape.slots, shape.capacity, kind)
     return Program(name, decode_slots, args, options, mesh)
 
 

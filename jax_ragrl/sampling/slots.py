@@ -62,14 +62,15 @@ AXES: dict[int, LogicalAxes] = {
 }
 
 
-def decode_name(slots: int, capacity: int) -> str:
+def decode_name(slots: int, capacity: int, kind: str) -> str:
     """Returns the name by which a run reports a program that decodes.
 
     Args:
       slots: slots per device.
       capacity: tokens per context.
+      kind: of `Grammar.describe`.
     """
-    return f"sampler of {slots} slots x {capacity}"
+    return f"sampler of {slots} slots x {capacity}{kind}"
 
 
 def prefill_name(contexts: int, length: int, capacity: int) -> str:

@@ -1,12 +1,16 @@
-"""Compiled programs are cached in the folder of the run, or in the folder of the user."""
+"""Compiled programs are cached in the folder of the user, or in that of a run of several hosts."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import jax
+import jaxlib
 import numpy as np
 import pytest
 
@@ -19,17 +23,19 @@ from jax_ragrl.runtime.compile_cache import (
     report_compiling,
 )
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
-from tests.tiny import split_policy
+from tests.tiny import split_policy, tokenizer
 
 
 @pytest.fixture
-def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """A machine with a GPU and without a cache of the user; settings are undone afterwards."""
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The cache folder of a user without a cache of programs; settings are undone afterwards."""
     before = cache_folder()
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    yield monkeypatch
+    monkeypatch.setenv("RAGRL_CACHE", str(tmp_path / "user"))
+    # A test of its own compiles programs for it.
+    monkeypatch.setattr(compile_cache, "_loads_own_programs", lambda _: True)
+    yield tmp_path / "user" / "compiled"
     jax.config.update("jax_compilation_cache_dir", before)
 
 
@@ -38,24 +44,109 @@ def cache_folder() -> str | None:
     return jax.config.jax_compilation_cache_dir
 
 
-def test_programs_are_cached_in_the_run(gpu_machine, tmp_path: pathlib.Path):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_programs_of_every_device_are_cached_for_the_user_alone(
+    machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: str
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    enable_compile_cache()
+    (folder,) = machine.iterdir()
+    assert cache_folder() == str(folder) and folder.stat().st_mode & 0o077 == 0
+    assert folder.name.startswith(f"jaxlib-{jaxlib.__version__}-")
+
+
+def test_another_processor_or_compiler_has_another_folder(
+    machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    names = [compile_cache._machine()]
+    monkeypatch.setattr(jaxlib, "__version__", "0.0.1")
+    names.append(compile_cache._machine())
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda *_: "flags : avx512_new")
+    names.append(compile_cache._machine())
+    assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("value", ["mine", ""])
+def test_a_choice_of_the_user_takes_precedence(machine, monkeypatch, value: str):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", value)  # as JAX has read it; empty: none
+    enable_compile_cache()
+    assert cache_folder() is None and not machine.exists()
+
+
+def test_a_cache_that_the_program_has_set_stays(machine: pathlib.Path):
+    jax.config.update("jax_compilation_cache_dir", "mine")
+    enable_compile_cache()
+    assert cache_folder() == "mine"
+
+
+def test_several_processes_share_the_folder_of_their_run(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    enable_compile_cache()
+    assert cache_folder() is None  # the homes of hosts may differ
     enable_compile_cache(tmp_path / "run")
     assert cache_folder() == str(tmp_path / "run" / "compiled")
-    assert not (tmp_path / "run").exists()  # until there is one
 
 
-def test_a_cache_of_the_user_takes_precedence(gpu_machine, tmp_path: pathlib.Path):
-    gpu_machine.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))  # as JAX has read it
-    enable_compile_cache(tmp_path / "run")
+def test_without_a_home_that_can_be_written_nothing_is_cached(machine, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAGRL_CACHE", str(tmp_path / "file" / "below"))
+    enable_compile_cache()
+    monkeypatch.delenv("RAGRL_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pathlib.Path, "expanduser", no_home)
+    enable_compile_cache()
     assert cache_folder() is None
 
 
-def test_a_cpu_caches_programs_only_on_request(gpu_machine, tmp_path: pathlib.Path):
-    gpu_machine.setattr(jax, "default_backend", lambda: "cpu")
-    enable_compile_cache(tmp_path / "run")
+def no_home(_: pathlib.Path) -> pathlib.Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_the_cache_is_bounded_and_keeps_what_was_used_last(machine, monkeypatch):
+    monkeypatch.setattr(compile_cache, "MAX_BYTES", 25)
+    for n in range(4):  # of this and of other machines
+        file = machine / f"machine{n % 2}" / f"program{n}-cache"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * 10)
+        os.utime(file, (100 - n, 50))
+    enable_compile_cache()
+    assert sorted(x.name for x in machine.glob("*/*")) == ["program0-cache", "program1-cache"]
+
+
+def test_a_processor_that_refuses_its_own_programs_has_no_cache(machine, monkeypatch):
+    monkeypatch.setattr(compile_cache, "_loads_own_programs", lambda _: False)
+    enable_compile_cache()
+    monkeypatch.setattr(compile_cache, "_loads_own_programs", lambda _: pytest.fail("again"))
+    enable_compile_cache()
     assert cache_folder() is None
-    enable_compile_cache(tmp_path / "run", also_cpu=True)
-    assert cache_folder() == str(tmp_path / "run" / "compiled")
+
+
+CACHED = """
+import os, pathlib, sys
+from jax_ragrl.runtime import compile_cache
+if sys.argv[1:] == ["refused"]:
+    from jax._src import compilation_cache
+    def refuse(*_): raise RuntimeError("Target machine feature +prefer-no-gather")
+    compilation_cache.get_executable_and_time = refuse
+compile_cache.enable_compile_cache()
+import jax
+print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+@pytest.mark.parametrize("argument", ["", "refused"])
+def test_a_new_cache_is_tried_with_a_program(tmp_path: pathlib.Path, argument: str):
+    environ = {x: y for x, y in os.environ.items() if x != "JAX_COMPILATION_CACHE_DIR"}
+    program = [sys.executable, "-W", "ignore", "-c", CACHED, *filter(None, [argument])]
+    run = subprocess.run(
+        program,
+        env=environ | {"RAGRL_CACHE": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [path.name for path in (tmp_path / "compiled").glob("*/*")]
+    assert ("refused" in names) == bool(argument) == (run.stdout == "None\n"), run.stderr
 
 
 class ReachedError(Exception):
@@ -64,14 +155,14 @@ class ReachedError(Exception):
 
 @pytest.mark.parametrize("command", ["train", "quickstart"])
 def test_a_run_enables_its_cache_before_compiling(
-    command: str, gpu_machine, tmp_path: pathlib.Path
+    command: str, machine: pathlib.Path, monkeypatch, tmp_path: pathlib.Path
 ):
     def work(*_: object) -> None:
-        assert cache_folder() == str(tmp_path / "run" / "compiled")
+        assert cache_folder() == str(next(machine.iterdir()))
         raise ReachedError
 
-    gpu_machine.setattr("jax_ragrl.run.components.build_components", work)
-    gpu_machine.setattr("jax_ragrl.experiments.experiment.quickstart", work)
+    monkeypatch.setattr("jax_ragrl.run.components.build_components", work)
+    monkeypatch.setattr("jax_ragrl.experiments.experiment.quickstart", work)
     config = [f"--config={cli.CONFIGS / 'tiny' / 'c3po.py'}"] if command == "train" else []
     with pytest.raises(ReachedError):
         cli.main([command, *config, f"--workdir={tmp_path / 'run'}"])
@@ -108,9 +199,17 @@ def test_samplers_and_updates_name_their_shapes(monkeypatch):
     sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs, 3, shapes)
     shapes = dataclasses.replace(shapes, initial_cache_size=16)
     sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs[:1], 1, shapes)
+    # What else makes another program of one shape is named too.
+    kinds = [{"top_p": 0.5}, {"allowed_token_regex": "[a-z]+"}, {"stop_strings": ("a",)}]
+    for kind in kinds:
+        job = SamplingJob((5, 6), 0, 1.0, **{"top_p": 1.0, "limit": 16} | kind)
+        sample_jobs(split_policy(), tokenizer(), [job], 1, shapes)
     names = [line.rpartition(": ")[0] for line in lines]
     assert names == [
         "compiled sampler 4 x 16 + 32, width 3",
         "compiled sampler 4 x 16 + 16, width 1",
         "compiled sampler 4 x 16 + 32, width 1, continued",
+        "compiled sampler 4 x 16 + 16, width 1, top-p",
+        "compiled sampler 4 x 16 + 16, width 1, token mask",
+        "compiled sampler 4 x 16 + 16, width 1, 32 stop states",
     ]
