@@ -24,6 +24,7 @@ from jax_ragrl.cli.common import CONFIGS, PAPERS, AddCommand, Command, HelpForma
 from jax_ragrl.config.arguments import CONFIG_HELP
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import EffectError, Preempted, UserError, safe_line
+from jax_ragrl.runtime.stopping import CODE, Terminated, ends_on_sigterm
 
 __all__ = ["CONFIGS", "PAPERS", "load_config", "main"]
 
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Executes a command and returns the exit code.
 
     0; 2 after an error of the user; 130 after Ctrl-C; 141 if the reader of the output has left;
-    143 after SIGTERM, if a run has saved.
+    143 after SIGTERM.
     """
     warnings.formatwarning = _format_warning
     sys.unraisablehook = _report_unraisable
@@ -89,12 +90,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         faulthandler.register(signal.SIGUSR1, sys.__stderr__)
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
-        options.run(options)
+        with ends_on_sigterm():
+            options.run(options)
         sys.stdout.flush()  # here, because at the exit of Python a failure is a traceback
     except (UserError, EffectError) as error:
         return _report_error(str(error))
     except Preempted as notice:
-        return _report_error(str(notice), 143)
+        return _report_error(str(notice), CODE)
+    except Terminated:  # its line is printed
+        return CODE
     except KeyboardInterrupt:
         return _report_error("interrupted: the same command continues from what is saved", 130)
     except BrokenPipeError:  # as of `ragrl config | head`

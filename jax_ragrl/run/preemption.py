@@ -6,10 +6,14 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 import jax
 from jax.experimental import multihost_utils
+
+from jax_ragrl.runtime.stopping import Handler
+
+
+LINE = "SIGTERM: stops after its step, which is saved; a second one ends at once"
 
 
 class StopNotice:
@@ -43,12 +47,7 @@ def stop_notice() -> Iterator[StopNotice]:
         yield notice
         return
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        del frame
-        notice.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    previous = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, Handler(LINE, notice.set))
     try:
         yield notice
     finally:
