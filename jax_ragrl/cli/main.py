@@ -141,9 +141,11 @@ def _report_unraisable(event: sys.UnraisableHookArgs) -> None:
 
     All arrays of a checkpoint are read or written at once. The first error ends the event loop and
     becomes the message of the command; the errors of the other arrays follow in other threads.
+    `Terminated` may be raised in a callback, which drops it: then the process ends a little later.
     """
     is_echo = isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == CLOSED_LOOP
-    if not (is_echo or asyncio.iscoroutine(event.object)):
+    is_end = isinstance(event.exc_value, Terminated)
+    if not (is_echo or is_end or asyncio.iscoroutine(event.object)):
         DEFAULT_HOOK(event)
 
 

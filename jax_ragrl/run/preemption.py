@@ -12,7 +12,6 @@ from jax.experimental import multihost_utils
 
 from jax_ragrl.runtime.stopping import Handler
 
-
 LINE = "SIGTERM: stops after its step, which is saved; a second one ends at once"
 
 

@@ -41,6 +41,16 @@ def swallow(options):
     except Exception:
         sleep(options)
 
+def collect_garbage(options):
+    import gc
+    def work(*_):  # as JAX does; Python drops what a callback raises
+        if gc.callbacks:
+            gc.callbacks.clear()
+            sleep(options)
+    gc.callbacks.append(work)
+    gc.collect()
+    time.sleep(60)
+
 def finish_step(options):
     from jax_ragrl.run.preemption import stop_notice
     from jax_ragrl.errors import Preempted
@@ -71,7 +81,9 @@ def run(work: str, folder: pathlib.Path, signals: int = 1) -> tuple[int, list[st
         return process.returncode, errors.splitlines(), time.monotonic() - start
 
 
-@pytest.mark.parametrize("work", ["sleep", "compile_long", "ask_server", "swallow"])
+@pytest.mark.parametrize(
+    "work", ["sleep", "compile_long", "ask_server", "swallow", "collect_garbage"]
+)
 def test_every_command_ends_within_seconds_with_one_line(tmp_path: pathlib.Path, work: str):
     code, lines, seconds = run(work, tmp_path)
     assert (code, lines) == (143, [f"ragrl: {stopping.LINE}"]) and seconds < 30
