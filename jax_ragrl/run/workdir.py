@@ -70,10 +70,15 @@ def _claim_versions(workdir: pathlib.Path, *, is_free: bool) -> None:
         )
 
     all_gather_object(check)
+    on_process_zero(lambda: _append_versions(file, history, now))
+
+
+def _append_versions(
+    file: pathlib.Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, str]
+) -> None:
     if not history or {**history[-1], "step": 0} != {**now, "step": 0}:
-        steps = (workdir / "checkpoints").glob("[0-9]*")
-        step = max((int(x.name) for x in steps if x.name.isdecimal()), default=0)
-        on_process_zero(lambda: write_json(file, [*history, {"step": step, **now}]))
+        steps = [x.name for x in (file.parent / "checkpoints").glob("*") if x.name.isdecimal()]
+        write_json(file, [*history, {"step": max(map(int, steps), default=0), **now}])
 
 
 def _saved_versions(file: pathlib.Path) -> list[dict[str, Any]]:
