@@ -22,8 +22,9 @@ from jax_ragrl.runtime.servers import (
     Tries,
     TryFailed,
     check_credentials,
-    excerpt,
+    describe,
     read_key,
+    read_reply,
     retry_after,
     wait_for,
 )
@@ -83,7 +84,7 @@ class OpenAILLM:
             api_key=key or "none",
             base_url=base_url,
             max_retries=0,  # `Tries` also repeats requests whose reply cannot be read
-            http_client=BoundedClient(timeout, follow_redirects=True),
+            http_client=BoundedClient(timeout),
         )
         self._gate, self._extra = Gate(concurrency, timeout), extra or {}
         self._cache = ReplyCache(cache) if cache is not None else None
@@ -133,7 +134,7 @@ class OpenAILLM:
             reply, code = error.response, error.status_code
             if code in OVERLOAD_CODES:
                 self._gate.count_overload(start)
-            why = f"status {code}: {excerpt(reply.text)}"
+            why = describe(reply)
             if code in TRANSIENT or code >= 500:
                 raise TryFailed(why, retry_after(reply.headers)) from error
             raise EffectError(why) from error
@@ -142,11 +143,7 @@ class OpenAILLM:
             self._gate.count_overload(start)
             raise TryFailed(f"{error} ({error.__cause__})") from error
         self._gate.count_reply(start)
-        reply = outcome.http_response
-        try:
-            return read_completion(reply.content)
-        except ValueError as error:
-            raise TryFailed(f"it sent {excerpt(reply.text)} ({error})") from error
+        return read_reply(outcome.http_response, read_completion)
 
     def _body(self, request: LLMRequest) -> dict[str, Any]:
         """The JSON of a request; fields of None are left out."""

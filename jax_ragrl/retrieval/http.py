@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import httpx2
 
 from jax_ragrl.config.schema import is_http
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.json_text import loads
 from jax_ragrl.runtime.servers import (
     BoundedClient,
     Tries,
     TryFailed,
+    UnavailableError,
     check_credentials,
-    excerpt,
+    describe,
+    read_reply,
     retry_after,
     wait_for,
 )
-from jax_ragrl.types import Hits
 
+T = TypeVar("T")
 TRANSIENT = (429, 502, 503, 504)  # independent of the request; worth a retry
 
 
-def is_json(content: bytes) -> bool:
-    """Whether a body holds JSON, not a proxy's page or half a reply."""
-    try:
-        loads(content)
-    except ValueError:
-        return False
-    return True
+class RefusedError(EffectError):
+    """A reply of another status than 200 to the request itself.
+
+    Args:
+      why: the message.
+      status: of the reply.
+    """
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class RetryingClient:
@@ -60,71 +65,76 @@ class RetryingClient:
         self._count, self._tries = retries + 1, Tries(retries, pause)
         self._client = BoundedClient(timeout)
 
-    def post(self, path: str, body: Any, *, key: str = "", **options: Any) -> httpx2.Response:
+    def post(
+        self, path: str, body: Any, read: Callable[[bytes], T], *, key: str = "", **options: Any
+    ) -> T:
         """Posts JSON, see `send`.
 
         Args:
           path: appended to the address.
           body: a value for JSON.
+          read: of `send`.
           key: the user's API key; empty sends none.
-          options: `patient` and `is_readable` of `send`.
+          options: `patient` of `send`.
         """
         headers = {"Content-Type": "application/json"} | ({"X-API-KEY": key} if key else {})
-        return self.send("POST", path, content=json.dumps(body), headers=headers, **options)
+        return self.send("POST", path, read, content=json.dumps(body), headers=headers, **options)
 
     def send(
         self,
         method: str,
         path: str,
+        read: Callable[[bytes], T],
         *,
         patient: bool = True,
-        is_readable: Callable[[bytes], bool] = is_json,
         **request: Any,
-    ) -> httpx2.Response:
-        """Retries until a reply that another try would not change.
+    ) -> T:
+        """Returns the value of a reply; retries until another try would not change it.
 
         Args:
           method: the HTTP method.
           path: appended to the address.
-          patient: whether an internal error of the server (500) is retried too; if not, it is
-            returned at once.
-          is_readable: whether the body of a reply with status 200 has the right form; if not, the
-            request is tried again.
+          read: parses the body of a reply with status 200; if it fails, the request is tried again.
+          patient: whether an internal error of the server (500) is retried too.
           request: further arguments of `httpx2.AsyncClient.request`.
 
         Raises:
-          UserError: the request is invalid, for example too long.
-          EffectError: the server was unavailable in all tries.
+          UnavailableError: the server was unavailable in all tries.
+          RefusedError: it replied with another status than 200.
+          EffectError: the request is invalid, for example too long, or no reply could be read.
         """
 
-        async def attempt() -> httpx2.Response:
+        async def attempt() -> T:
             reply = await self._attempt(method, path, request)
             status = reply.status_code
-            is_bad = status == 200 and not is_readable(reply.content)
-            if status in TRANSIENT or (status >= 500 and patient) or is_bad:
-                why = f"status {status}: {excerpt(reply.text)}"
+            if status == 200:
+                return read_reply(reply, read)
+            why = describe(reply)
+            if status in TRANSIENT or (status >= 500 and patient):
                 raise TryFailed(why, retry_after(reply.headers), reply)
-            return reply
+            raise RefusedError(why, status)
 
         try:
             return wait_for(self._tries.ask(attempt))
+        except UnavailableError as error:
+            raise UnavailableError(f"{self.place}: {error}") from error
         except TryFailed as error:
-            # The last reply to the request itself is for the caller to read.
-            if error.reply is not None and error.reply.status_code not in TRANSIENT:
-                return error.reply
             why = f"{self.place} failed {self._count} times, the last with {error}"
-        # Errors of the query itself, such as an address that is too long, which no retry can fix.
-        except (httpx2.InvalidURL, UnicodeError) as error:
-            raise UserError(f"{self.place}: invalid request ({error})") from error
-        except EffectError as error:
-            why = f"{self.place}: {error}"
-        raise EffectError(why)
+            status = error.reply.status_code if error.reply is not None else None
+            if status is None or status in TRANSIENT:
+                raise UnavailableError(why) from error
+            raise (
+                EffectError(why) if status == 200 else RefusedError(str(error), status)
+            ) from error
 
     async def _attempt(self, method: str, path: str, request: dict[str, Any]) -> httpx2.Response:
         try:
             return await self._client.request(method, f"{self.place}{path}", **request)
         except httpx2.RequestError as error:
             raise TryFailed(f"{type(error).__name__}: {error}") from error
+        # Errors of the query itself, such as an address that is too long, which no retry can fix.
+        except (httpx2.InvalidURL, UnicodeError) as error:
+            raise EffectError(f"{self.place}: invalid request ({error})") from error
 
 
 def _is_address(place: str) -> bool:
@@ -134,23 +144,3 @@ def _is_address(place: str) -> bool:
     except (httpx2.InvalidURL, UnicodeError):
         return False
     return bool(host) and is_http(place)
-
-
-def check_refusals(
-    results: Sequence[Hits | UserError | EffectError], has_answered: bool
-) -> list[Hits | EffectError]:
-    """Raises the first refusal of a server that never answered; else turns it into a failure.
-
-    Args:
-      results: one result per query; a `UserError` is a refusal.
-      has_answered: whether the server has ever returned hits. If it has, its address is right, and
-        a refusal concerns one query alone.
-
-    Raises:
-      UserError: a refusal of a server that never returned hits: the address, or the request, is
-        wrong.
-    """
-    refusal = next((x for x in results if isinstance(x, UserError)), None)
-    if refusal is not None and not has_answered:
-        raise refusal
-    return [EffectError(str(x)) if isinstance(x, UserError) else x for x in results]

@@ -8,19 +8,18 @@ One list per query, best first (Jin et al. 2025). `ragrl serve` implements this 
 
 from __future__ import annotations
 
-import math
+import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import httpx2
 
 from jax_ragrl.corpus.formats.files import Record, field, text
 from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError, redacted
-from jax_ragrl.json_text import loads_or_none
+from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import RetryingClient, check_refusals, is_json
-from jax_ragrl.runtime.servers import excerpt, read_key
+from jax_ragrl.retrieval.http import RefusedError, RetryingClient
+from jax_ragrl.runtime.servers import UnavailableError, read_key
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/retrieve"
@@ -39,8 +38,8 @@ class RemoteRetriever:
     Args:
       url: `http://HOST:PORT`, with or without `/retrieve`.
       batch: maximum number of queries per request.
-      retries: tries after the first, on time-outs, broken connections, 429, 5xx and replies
-        without JSON; and, once the server has returned hits, on replies of another form.
+      retries: tries after the first, on time-outs, broken connections, 429, 5xx and replies of
+        another form.
       timeout: seconds from the start of a try to the last byte of its reply.
       pause: seconds before the second try; doubles before each further one.
 
@@ -62,7 +61,6 @@ class RemoteRetriever:
         self._server = RetryingClient(address, retries, timeout, pause)
         self._batch = batch
         self._key = read_key(KEY_VARIABLE)
-        self._has_answered = False  # whether the server has ever returned hits
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
         """Returns up to `k` passages per query in the server's order.
@@ -71,118 +69,128 @@ class RemoteRetriever:
         unavailable in all tries.
 
         Raises:
-          UserError: k is below 1; or a server that never returned hits refused, or sent a reply of
-            another form: then the address, or k, is wrong.
+          UserError: k is below 1.
         """
         check_depth(k)
-        results: list[Hits | UserError | EffectError] = []
+        results: list[Hits | EffectError] = []
         try:
             for i in range(0, len(queries), self._batch):
                 results.extend(self._query(queries[i : i + self._batch], k))
-        except EffectError as error:  # earlier results stay in the list
+        except UnavailableError as error:  # earlier results stay in the list
             results += [error] * (len(queries) - len(results))
-        self._has_answered = self._has_answered or any(isinstance(x, Hits) for x in results)
-        return check_refusals(results, self._has_answered)
+        return results
 
     def _query(
         self, queries: Sequence[str], k: int, *, is_split: bool = False
-    ) -> Iterator[Hits | UserError | EffectError]:
-        """Yields a result per query, in order; `is_split` marks half of a failed request."""
+    ) -> Iterator[Hits | EffectError]:
+        """Yields a result per query, in order; `is_split` marks a part of a failed request."""
         body = {"queries": list(queries), "topk": k, "return_scores": True}
-
-        def has_results(content: bytes) -> bool:
-            return _results(content, len(queries)) is not None
-
-        # Another form is a passing fault only if the server is known to send the right one.
-        is_readable = has_results if self._has_answered else is_json
-        # Halves are not retried on status 500: the complete request already was.
-        reply = self._server.post(
-            PATH, body, patient=not is_split, is_readable=is_readable, key=self._key
-        )
-        place, status = f"{self.fingerprint}{PATH}", reply.status_code
-        if status == 200:
-            yield from read_result(reply, place, len(queries), k)
-            return
+        place = f"{self.fingerprint}{PATH}"
         subject = f"query {queries[0][:100]!r}" if len(queries) == 1 else f"{len(queries)} queries"
-        verb = "refused" if status < 500 else "failed on"
-        message = f"{place} {verb} {subject} with status {status}: {excerpt(reply.text)}"
-        if status < 500 and status not in MAYBE_ONE_QUERY:
-            yield from [UserError(message)] * len(queries)
-        # Halving isolates the faulty query after log2(batch) rounds; the others get their hits.
-        elif len(queries) == 1:
-            yield UserError(message) if status < 500 else EffectError(message)
-        else:
+        try:
+            # Parts are not retried on status 500: the complete request already was.
+            results = self._server.post(
+                *(PATH, body, lambda content: read_result(content, place, len(queries), k)),
+                patient=not is_split,
+                key=self._key,
+            )
+        except RefusedError as error:
+            verb = "refused" if error.status < 500 else "failed on"
+            failure = EffectError(f"{place} {verb} {subject} with {error}")
+            if len(queries) == 1 or (error.status < 500 and error.status not in MAYBE_ONE_QUERY):
+                yield from [failure] * len(queries)
+                return
+            # Halving isolates the faulty query after log2(batch) rounds; the others get their hits.
             half = len(queries) // 2
-            yield from self._half(queries[:half], k)
-            yield from self._half(queries[half:], k)
+            yield from self._part(queries[:half], k)
+            yield from self._part(queries[half:], k)
+        except UnavailableError:
+            raise
+        except EffectError as error:
+            yield from [error] * len(queries)
+        else:
+            # Queries whose hits cannot be read are asked once more, in one request.
+            unread = [
+                q for q, x in zip(queries, results, strict=True) if isinstance(x, EffectError)
+            ]
+            again = self._part(unread, k) if unread and not is_split else iter(())
+            for result in results:
+                yield next(again, result) if isinstance(result, EffectError) else result
 
-    def _half(self, queries: Sequence[str], k: int) -> Iterator[Hits | UserError | EffectError]:
-        """Yields a result per query of half of a failed request."""
+    def _part(self, queries: Sequence[str], k: int) -> Iterator[Hits | EffectError]:
+        """Yields a result per query of a part of a failed request."""
         try:
             yield from self._query(queries, k, is_split=True)
-        except EffectError as error:  # the server may fail on every query of this half alone
+        except UnavailableError as error:  # the server may fail on every query of this part alone
             yield from [error] * len(queries)
 
 
-def read_result(reply: httpx2.Response, place: str, queries: int, k: int) -> list[Hits | UserError]:
-    """Parses the hits per query from a reply; a malformed part becomes an error.
+def read_result(content: bytes, place: str, queries: int, k: int) -> list[Hits | EffectError]:
+    """Parses the hits per query from the body of a reply.
 
     Args:
-      reply: the reply, of status 200.
+      content: the body.
       place: the address, for error messages.
       queries: number of queries of the request.
       k: maximum number of hits per query.
+
+    Returns:
+      The hits per query, or an error in place of hits of another form.
+
+    Raises:
+      ValueError: the body has another form.
     """
-    result = _results(reply.content, queries)
-    if result is None:
-        message = (
-            f"{place} sent {excerpt(reply.text)} for {queries} queries: it must be "
-            '{"result": [...]} with a list of hits for each'
+    body = loads(content)
+    result = body.get("result") if isinstance(body, dict) else None
+    if not isinstance(result, list) or len(result) != queries:
+        raise ValueError(
+            f'for {queries} queries: it must be {{"result": [...]}} with a list of hits for each'
         )
-        return [UserError(message)] * queries
     return [_hits(entries, k, f"{place}, query {q}") for q, entries in enumerate(result, start=1)]
 
 
-def _results(content: bytes, queries: int) -> list[Any] | None:
-    """Returns the entry of each query; None if a body has another form."""
-    body = loads_or_none(content)
-    result = body.get("result") if isinstance(body, dict) else None
-    return result if isinstance(result, list) and len(result) == queries else None
+def _hits(entries: Any, k: int, place: str) -> Hits | EffectError:
+    """Parses the hits of a query; each has a document, and all or none of them have a score.
 
-
-def _hits(entries: Any, k: int, place: str) -> Hits | UserError:
+    Search-R1's servers of Google and SerpAPI send no scores: the score is then 1 / rank.
+    """
     if not isinstance(entries, list):
-        return UserError(f"{place}: {str(entries)[:200]!r} is not a list of hits")
+        return EffectError(f"{place}: {str(entries)[:200]!r} is not a list of hits")
+    entries = entries[:k]
+    has_scores = any(isinstance(entry, dict) and "score" in entry for entry in entries)
+    passages, scores = [], list[float]()
     try:
-        return read_hits(entries[:k], place)
+        for n, entry in enumerate(entries, start=1):
+            hit = Record(f"{place}, hit {n}", entry if isinstance(entry, dict) else {})
+            document = field(hit, "document", dict)
+            passages.append(to_passage(Record(hit.place, document)))
+            score: Any = field(hit, "score", object) if has_scores else 1 / n
+            is_number = isinstance(score, int | float) and not isinstance(score, bool)
+            # False for NaN, infinity, and integers that are larger than any float.
+            if not (is_number and abs(score) <= sys.float_info.max):
+                why = f"the score {str(score)[:200]!r} is not a finite number: send one"
+                raise UserError(f"{hit.place}: {why}")
+            scores.append(float(score))
     except UserError as error:
-        return error
-
-
-def read_hits(entries: Sequence[Any], place: str) -> Hits:
-    """Parses the hits of a query; each has a document and a score."""
-    passages, scores = [], []
-    for n, entry in enumerate(entries, start=1):
-        at = f"{place}, hit {n}"
-        if not isinstance(entry, dict):
-            raise UserError(f"{at}: {str(entry)[:200]!r} has no document and score: send both")
-        hit = Record(at, entry)
-        passages.append(to_passage(Record(at, field(hit, "document", dict))))
-        score = field(hit, "score", object)
-        if not isinstance(score, int | float) or not math.isfinite(score):
-            raise UserError(
-                f"{at}: the score {str(score)[:200]!r} is not a finite number: send one"
-            )
-        scores.append(float(score))
+        return EffectError(str(error))
     return Hits(tuple(passages), tuple(scores))
 
 
 def to_passage(document: Record) -> Passage:
-    """Converts a document; without fields `title` and `text` its contents are split."""
-    name, fields = text(document, "id"), document.fields
+    """Converts a document; without fields `title` and `text` its contents are split.
+
+    Search-R1's servers of BM25, Google and SerpAPI send no id: it is then a hash of the passage.
+    """
+    fields = document.fields
     if isinstance(fields.get("title"), str) and isinstance(fields.get("text"), str):
-        return Passage(name, fields["title"], fields["text"])
-    return Passage(name, *split_contents(field(document, "contents", str)))
+        title, body = fields["title"], fields["text"]
+    else:
+        title, body = split_contents(field(document, "contents", str))
+    if fields.get("id") is not None:
+        name = text(document, "id")
+    else:
+        name = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()[:16]
+    return Passage(name, title, body)
 
 
 def to_document(passage: Passage) -> dict[str, str]:

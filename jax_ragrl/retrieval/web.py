@@ -13,28 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import httpx2
-
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import EffectError, UserError, redacted
-from jax_ragrl.json_text import loads_or_none
+from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import RetryingClient, check_refusals
+from jax_ragrl.retrieval.http import RefusedError, RetryingClient
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
-from jax_ragrl.runtime.servers import excerpt, read_key
+from jax_ragrl.runtime.servers import UnavailableError, read_key
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/search"
 CONCURRENCY = 8  # requests in flight
 
 
-def _serper(server: RetryingClient, query: str, page: int, key: str) -> httpx2.Response:
-    return server.post(PATH, {"q": query, "page": page}, key=key)
+Read = Callable[[bytes], list[Passage]]
 
 
-def _searxng(server: RetryingClient, query: str, page: int, key: str) -> httpx2.Response:
+def _serper(server: RetryingClient, query: str, page: int, key: str, read: Read) -> list[Passage]:
+    return server.post(PATH, {"q": query, "page": page}, read, key=key)
+
+
+def _searxng(server: RetryingClient, query: str, page: int, key: str, read: Read) -> list[Passage]:
     del key
-    return server.send("GET", PATH, params={"q": query, "format": "json", "pageno": page})
+    return server.send("GET", PATH, read, params={"q": query, "format": "json", "pageno": page})
 
 
 class Engine(NamedTuple):
@@ -42,9 +43,8 @@ class Engine(NamedTuple):
 
     url: str  # empty for an engine that users host themselves
     key: str  # environment variable of the user's API key; empty for an engine without keys
-    ask: Callable[
-        [RetryingClient, str, int, str], httpx2.Response
-    ]  # requests a page, counted from 1
+    # requests a page, counted from 1
+    ask: Callable[[RetryingClient, str, int, str, Read], list[Passage]]
     hits: str  # field of a reply that lists the hits
     address: str
     text: str
@@ -137,8 +137,6 @@ class WebRetriever:
         self.fingerprint = redacted(address)
         self._server = RetryingClient(address, retries, timeout, pause)
         self._pages = PageCache(folder, engine, writer)
-        # Whether the engine has ever sent a page; a cached page does not prove it.
-        self._has_answered = False
         self._outage = ""  # the error of an unavailable engine, within one search
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
@@ -148,8 +146,7 @@ class WebRetriever:
         unavailable in all tries.
 
         Raises:
-          UserError: k is below 1; or an engine that never sent a page refused, or sent a reply of
-            another form: then the address, or the key, is wrong.
+          UserError: k is below 1.
         """
         check_depth(k)
         self._outage = ""
@@ -158,9 +155,9 @@ class WebRetriever:
             # Threads, because requests wait for the network and not for the processor.
             results = pool.map(lambda q: self._find(q, k), distinct)
             hits_of = dict(zip(distinct, results, strict=True))
-        return check_refusals([hits_of[query] for query in queries], self._has_answered)
+        return [hits_of[query] for query in queries]
 
-    def _find(self, query: str, k: int) -> Hits | UserError | EffectError:
+    def _find(self, query: str, k: int) -> Hits | EffectError:
         """Requests pages until there are `k` hits, or a page has no new ones."""
         passages: dict[str, Passage] = {}
         try:
@@ -170,7 +167,7 @@ class WebRetriever:
                 # An engine may repeat its last page instead of sending an empty one.
                 if not new or len(passages) >= k:
                     break
-        except (UserError, EffectError) as error:
+        except EffectError as error:
             return error
         first = tuple(passages.values())[:k]
         return Hits(first, tuple(1 / rank for rank in range(1, len(first) + 1)))
@@ -181,50 +178,43 @@ class WebRetriever:
             return cached_page
         if self._outage:
             raise EffectError(self._outage)
+        place = f"{self.fingerprint}{PATH}"
         try:
-            reply = self._engine.ask(self._server, query, page, self._key)
-        except EffectError as error:
+            passages = self._engine.ask(
+                *(self._server, query, page, self._key),
+                lambda content: read_page(content, self._engine, place),
+            )
+        except UnavailableError as error:
             # The remaining queries of this search fail at once instead of waiting for all retries.
             self._outage = str(error)
             raise
-        passages = self._read(reply, query)
-        self._has_answered = True
+        except RefusedError as error:
+            advice = "" if error.status >= 500 else f": {self._engine.advice}"
+            why = f"{place} replied to {query[:100]!r} with {error}{advice}"
+            raise EffectError(why) from error
         self._pages.put(query, page, passages)
         return passages
 
-    def _read(self, reply: httpx2.Response, query: str) -> list[Passage]:
-        """Parses the passages of a reply; hits without an address are dropped."""
-        status, text = reply.status_code, reply.text
-        message = (
-            f"{self.fingerprint}{PATH} replied to {query[:100]!r} with {status}, {excerpt(text)}"
-        )
-        if status >= 500:
-            raise EffectError(message)
-        if place := reply.headers.get("location"):
-            raise UserError(f"{message}: it has moved to {place}")
-        if status != 200:
-            raise UserError(f"{message}: {self._engine.advice}")
-        return read_page(reply.content, self._engine, message)
 
-
-def read_page(text: str | bytes, engine: Engine, context: str) -> list[Passage]:
-    """Parses the passages of a page of hits.
+def read_page(content: bytes, engine: Engine, place: str) -> list[Passage]:
+    """Parses the passages of a page of hits; hits without an address are dropped.
 
     Args:
-      text: the body of the reply.
+      content: the body of the reply.
       engine: the search API.
-      context: the start of error messages.
+      place: the address, for error messages.
 
     Raises:
-      UserError: a reply of another form.
+      ValueError: a reply of another form.
       EffectError: there are no hits because the engines that SearXNG queries did not respond.
     """
-    body = loads_or_none(text)
+    body = loads(content)
     hits = body.get(engine.hits) if isinstance(body, dict) else None
     if not isinstance(hits, list):
-        raise UserError(f"{context}: it has no list {engine.hits!r}")
+        raise ValueError(f"it has no list {engine.hits!r}")
     if not hits and body.get("unresponsive_engines"):
-        raise EffectError(f"{context}: {body['unresponsive_engines']}")
+        engines = str(body["unresponsive_engines"])[:200]
+        raise EffectError(f"{place} found nothing, because engines did not respond: {engines}")
     return [
         passage(hit, engine) for hit in hits if isinstance(hit, dict) and hit.get(engine.address)
     ]
@@ -232,5 +222,7 @@ def read_page(text: str | bytes, engine: Engine, context: str) -> list[Passage]:
 
 def passage(hit: Mapping[str, Any], engine: Engine) -> Passage:
     """Converts a hit to a passage; title and snippet may be missing."""
-    title, text = (str(hit.get(name) or "") for name in ("title", engine.text))
-    return Passage(str(hit[engine.address]), title, text)
+    values = [hit.get(name) or "" for name in (engine.address, "title", engine.text)]
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"the hit {str(hit)[:200]!r} has a field that is no text")
+    return Passage(*values)

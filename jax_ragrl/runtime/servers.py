@@ -59,6 +59,10 @@ class TryFailed(Exception):  # noqa: N818 - one try of several
         self.retry_after, self.reply = retry_after, reply
 
 
+class UnavailableError(EffectError):
+    """A server that answered none of several tries: the next request would fail, too."""
+
+
 _LOOP_LOCK = threading.Lock()
 
 
@@ -92,20 +96,21 @@ class BoundedClient(httpx2.AsyncClient):
     Args:
       timeout: seconds from the start of a request to the last byte of its reply.
       max_body: bytes of a reply, unzipped.
-      options: of `httpx2.AsyncClient`.
     """
 
-    def __init__(self, timeout: float, max_body: int = MAX_BODY, **options: Any) -> None:
+    def __init__(self, timeout: float, max_body: int = MAX_BODY) -> None:
         # The semaphores of the clients bound the number of connections.
         limits = httpx2.Limits(max_connections=None)
-        super().__init__(timeout=timeout, limits=limits, **options)
+        # Redirects are not followed: another host would get the prompts.
+        super().__init__(timeout=timeout, limits=limits, follow_redirects=False)
         self._seconds, self._max_body = timeout, max_body
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Sends a request and reads its whole reply.
+        """Sends a request and reads its whole reply, whose text is UTF-8.
 
         Raises:
-          httpx2.RequestError: no complete reply in time, or a larger one.
+          httpx2.RequestError: no complete reply in time, a larger one, or one that the libraries
+            beneath cannot read.
         """
         try:
             async with asyncio.timeout(self._seconds):
@@ -114,6 +119,11 @@ class BoundedClient(httpx2.AsyncClient):
         except TimeoutError:
             why = f"no complete reply within {self._seconds:g} s"
             raise httpx2.ReadTimeout(why, request=request) from None
+        except httpx2.RequestError:
+            raise
+        except Exception as error:  # a server chooses what the libraries beneath read and raise
+            why = f"{type(error).__name__}: {error}"
+            raise httpx2.RemoteProtocolError(why, request=request) from error
 
     async def _complete(self, reply: httpx2.Response) -> httpx2.Response:
         body, request = bytearray(), reply.request
@@ -128,9 +138,39 @@ class BoundedClient(httpx2.AsyncClient):
         # The body is decoded and complete: headers that describe its transfer no longer hold.
         transfer = ("content-encoding", "content-length", "transfer-encoding")
         headers = [(name, x) for name, x in reply.headers.multi_items() if name not in transfer]
-        return httpx2.Response(
+        complete = httpx2.Response(
             reply.status_code, headers=headers, content=bytes(body), request=request
         )
+        # JSON is UTF-8 (RFC 8259, section 8.1). A `charset` could name any of Python's codecs, some
+        # of which fail, or are no encodings of text.
+        complete.encoding = "utf-8"
+        return complete
+
+
+def describe(reply: httpx2.Response) -> str:
+    """Returns status, start and new address of a reply, for an error message."""
+    place = reply.headers.get("location")
+    moved = f": it has moved to {place}: give that address" if place else ""
+    return f"status {reply.status_code}: {excerpt(reply.text)}{moved}"
+
+
+def read_reply(reply: httpx2.Response, read: Callable[[bytes], T]) -> T:
+    """Returns the value of a reply: the one place that parses what servers send.
+
+    Args:
+      reply: the reply.
+      read: parses a body.
+
+    Raises:
+      TryFailed: `read` cannot use the body, whatever it raised.
+      EffectError: of `read`, which thereby asks for no further try.
+    """
+    try:
+        return read(reply.content)
+    except EffectError:
+        raise
+    except Exception as error:  # a value of JSON that a parser did not expect ends no run
+        raise TryFailed(f"the reply {excerpt(reply.text)} ({error})", None, reply) from error
 
 
 def read_key(variable: str) -> str:
@@ -169,7 +209,7 @@ class Tries:
 
         Raises:
           TryFailed: the last try failed.
-          EffectError: the server failed many requests in a row, and failed again.
+          UnavailableError: the server failed many requests in a row, and failed again.
         """
         earlier = self.failures if earlier is None else earlier
         if self.failures < FAILURES:
@@ -177,7 +217,7 @@ class Tries:
         async with self._trial:
             if self.failures > earlier:  # since this request began to wait
                 COUNTS["server_skipped"] += 1
-                raise EffectError(
+                raise UnavailableError(
                     f"not sent: the last {self.failures} requests to this server failed"
                 )
             if self.failures:
@@ -224,11 +264,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def _seconds_until(date: str) -> float:
     try:
         moment = email.utils.parsedate_to_datetime(date)
-    except (ValueError, OverflowError):
+        # A date without a zone is in UTC.
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        return (moment - datetime.datetime.now(datetime.UTC)).total_seconds()
+    except Exception:  # Python's parser raises more than it documents
         return math.nan
-    # A date without a zone is in UTC.
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-    return (moment - datetime.datetime.now(datetime.UTC)).total_seconds()
 
 
 def check_credentials(address: str) -> None:

@@ -86,7 +86,7 @@ PASSING: Mapping[str, Fault] = {
     "retry after -3": refusing("429 X", "Retry-After: -3"),
 }
 # Valid JSON of another shape.
-ODD: Mapping[str, Fault] = {
+ODD: dict[str, Fault] = {
     "null": sending_instead(b"null"),
     "a list": sending_instead(b"[]"),
     "nothing in it": sending_instead(b"{}"),
@@ -95,9 +95,21 @@ ODD: Mapping[str, Fault] = {
     "text choices": sending_instead(_both("x")),
     "odd content": sending_instead(_both([{"message": {"content": [1]}}])),
 }
+ODD |= {
+    f"charset {name}": sending_instead(b"odd", f"Content-Type: text/html; charset={name}")
+    for name in ("utf-16", "undefined", "base64", "idna")
+}
+ODD |= {
+    "odd score": sending_instead(
+        b'{"result": [[{"document": {"contents": "x"}, "score": 1%s}]]}' % (b"0" * 400)
+    )
+}
 # No second try would help: the question fails.
 LASTING: Mapping[str, Fault] = {
-    f"status {code}": refusing(f"{code} X") for code in (400, 401, 403, 404, 413, 422)
+    **{f"status {code}": refusing(f"{code} X") for code in (400, 401, 403, 404, 413, 422)},
+    "odd page": refusing("404 X", "Content-Type: text/html; charset=utf-16"),
+    "no port": refusing("307 X", "Location: http://127.0.0.1:99999999/"),
+    "moved": refusing("302 X", "Location: http://127.0.0.1:1/"),
 }
 # Unusual, but right.
 HARMLESS: Mapping[str, Fault] = {
@@ -117,8 +129,7 @@ class Servers:
       share: of the requests that fail.
       faults: the kinds of faults.
       seed: of the faults.
-      after: number of requests of each server before the first fault. A retriever that has never
-        answered and refuses a request counts as a wrong address.
+      after: number of requests of each server before the first fault.
     """
 
     def __init__(

@@ -81,6 +81,17 @@ def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(tmp_path: p
     assert not outage.outcome.has_traceback and SHORT["run.steps"] not in outage.saved
 
 
+@pytest.mark.slow
+def test_odd_replies_fail_their_questions_and_end_no_run(tmp_path: pathlib.Path):
+    """From the first request on: a server need not have answered before."""
+    kinds = [*servers.ODD, "odd page", "no port", "moved"]
+    own = servers.Servers(tmp_path / "index", 0.1, kinds, seed=1, after=0)
+    changes = {"run.steps": 2, "run.questions_per_step": 6, "run.dev_questions": 0}
+    result = servers.run_with_faults("odd", tmp_path / "odd", own, changes, 300, in_process=True)
+    assert result.outcome.is_success and not result.outcome.has_traceback, result.outcome
+    assert sum(result.counts.values()) > 3 and 0 < result.failed < 12 and result.steps == 2
+
+
 def test_there_are_enough_kinds_of_faults():
     assert len(servers.ALL) >= 40
 

@@ -169,7 +169,7 @@ def test_a_server_that_fails_gets_one_request_at_a_time():
     take_counts()
     assert outcomes(tries, attempt, servers.FAILURES) == ["TryFailed"] * servers.FAILURES
     # One request of many is sent, and the others share its fate.
-    assert outcomes(tries, attempt, 64) == ["TryFailed"] + ["EffectError"] * 63
+    assert outcomes(tries, attempt, 64) == ["TryFailed"] + ["UnavailableError"] * 63
     assert next(sent) == servers.FAILURES + 1 and take_counts() == {"server_skipped": 63}
     is_down = False
     assert outcomes(tries, attempt, 64) == ["good"] * 64
