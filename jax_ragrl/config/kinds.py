@@ -321,10 +321,11 @@ class OpenAIConfig:
     Fields:
       model: the name of the model on the server.
       base_url: the address of the server; None: OpenAI's.
-      concurrency: most requests in flight at once. It begins with 32, rises while replies come
+      concurrency: most requests in flight at once. It begins with 4, rises while replies come
         soon, and falls if the server is overloaded (429, 503, time-outs).
       retries: attempts after a failed request.
-      timeout: seconds per try, to the last byte of the reply.
+      timeout: seconds of the first try, to the last byte of the reply; up to 4 times as many after
+        a late one.
       extra_body: further fields of each request's JSON body; None removes a field.
       cache: whether replies are stored in the folder of the run (`llm_cache.sqlite`), and equal
         requests are answered from there.

@@ -12,11 +12,13 @@ import json
 import os
 import pathlib
 import sqlite3
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.runtime.servers import COUNTS
 
 T = TypeVar("T")
 FILE = "llm_cache.sqlite"
@@ -36,6 +38,8 @@ class ReplyCache:
         such as that of a finished run on a read-only disk, has no cache.
     """
 
+    hits = 0  # replies of all files of this process, for `print_hits`
+
     def __init__(self, file: pathlib.Path) -> None:
         self._file = file
         self._connection: sqlite3.Connection | None = None
@@ -44,9 +48,11 @@ class ReplyCache:
         """Returns a stored reply, with its token counts if it has them; None if there is none."""
         query = "SELECT reply, prompt_tokens, completion_tokens FROM replies WHERE key = ?"
         row = self._use(lambda database: database.execute(query, (key,)).fetchone())
-        if row is None or row[1] is None:
-            return None if row is None else str(row[0])
-        return MeteredReply(*row)
+        if row is None:
+            return None
+        COUNTS["llm_cache_hits"] += 1
+        ReplyCache.hits += 1
+        return str(row[0]) if row[1] is None else MeteredReply(*row)
 
     def put(self, key: bytes, reply: str) -> None:
         """Stores a reply; of concurrent replies to one request the first remains."""
@@ -79,13 +85,22 @@ def _open(file: pathlib.Path) -> sqlite3.Connection:
     return database
 
 
+def print_hits() -> None:
+    """Prints how many replies came from files: else nothing would show that a server is away."""
+    if ReplyCache.hits:
+        what = "1 reply" if ReplyCache.hits == 1 else f"{ReplyCache.hits} replies"
+        print(f"ragrl: {what} of language models came from {FILE}, not a server", file=sys.stderr)
+    ReplyCache.hits = 0
+
+
 def request_key(body: Mapping[str, Any], seed: int) -> bytes:
     """Returns the key of a request.
 
     Args:
       body: the request to the server: model, messages, sampling parameters.
-      seed: of the request. It names the question, the path and the sample, and is part of the key
-        even if the server gets no seed: several samples of one prompt must remain several.
+      seed: of the request, 0 at temperature 0 (see `llm.base.seed_of`). It names the question, the
+        path and the sample, and is part of the key even if the server gets no seed: several samples
+        of one prompt must remain several.
     """
     text = json.dumps([body, seed], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).digest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.llm.base import MeteredReply, seed_of
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -73,7 +73,6 @@ class LocalLLM:
         sampling = request.sampling
         # Arrays for new tokens have a static size, which no request can exceed.
         limit = min(sampling.max_tokens, self._shapes.max_new_tokens)
-        # The sampler's seeds are 32-bit; requests may have longer ones. A seed has no effect on a
-        # greedy reply, and a common one makes equal requests equal jobs.
-        seed = request.seed % 2**32 if sampling.temperature else 0
+        # The sampler's seeds are 32-bit; requests may have longer ones.
+        seed = seed_of(request.seed, sampling.temperature) % 2**32
         return SamplingJob(ids, seed, sampling.temperature, sampling.top_p, limit)

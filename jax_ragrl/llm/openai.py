@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pathlib
 import time
@@ -13,11 +14,11 @@ import openai
 
 from jax_ragrl.config.schema import is_http
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.base import seed_of
 from jax_ragrl.llm.cache import ReplyCache, request_key
 from jax_ragrl.llm.completions import read_completion
 from jax_ragrl.runtime.gate import Gate
 from jax_ragrl.runtime.servers import (
-    COUNTS,
     BoundedClient,
     Tries,
     TryFailed,
@@ -33,6 +34,10 @@ from jax_ragrl.types import LLMRequest
 TRANSIENT = (408, 409, 429)  # in addition to 5xx, as in OpenAI's client
 OVERLOAD_CODES = (429, 503)  # with fewer requests at once the server may answer
 PAUSE = 0.5  # seconds before the second try
+TOO_SLOW = (
+    "raise llm.timeout (or judge.timeout), or start the server with fewer requests at once "
+    "(llama.cpp: --parallel, vLLM: --max-num-seqs)"
+)
 
 
 class OpenAILLM:
@@ -45,7 +50,8 @@ class OpenAILLM:
         `runtime.gate.Gate`.
       retries: tries after the first, on time-outs, lost connections, 408, 409, 429, 5xx, and
         replies that are not chat completions; see `runtime.servers.Tries` for the pauses.
-      timeout: seconds from the start of a try to the last byte of its reply.
+      timeout: seconds from the start of a try to the last byte of its reply; more after a try that
+        was late, see `runtime.servers`.
       extra: further fields of each request, such as `{"reasoning_effort": "low"}`; they override
         `temperature`, `top_p`, `max_tokens` and `seed`, and None omits a field.
       cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
@@ -86,7 +92,9 @@ class OpenAILLM:
             max_retries=0,  # `Tries` also repeats requests whose reply cannot be read
             http_client=BoundedClient(timeout),
         )
-        self._gate, self._extra = Gate(concurrency, timeout), extra or {}
+        self._gate, self._ranks = Gate(concurrency, timeout), itertools.count()
+        self._timeout, self._extra = timeout, extra or {}
+        self._in_flight: dict[bytes, asyncio.Future[str | EffectError]] = {}
         self._cache = ReplyCache(cache) if cache is not None else None
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
@@ -99,36 +107,49 @@ class OpenAILLM:
 
     async def _one(self, request: LLMRequest) -> str | EffectError:
         body = self._body(request)
-        if self._cache is None:
-            return await self._sent(body, request.purpose)
-        key = request_key(body, request.seed)
-        if (reply := self._cache.get(key)) is not None:
-            COUNTS["llm_cache_hits"] += 1
+        key = request_key(body, seed_of(request.seed, body.get("temperature")))
+        # Equal requests that are in flight together are sent once.
+        while (other := self._in_flight.get(key)) is not None:
+            await asyncio.wait([other])
+            if not other.cancelled():
+                return other.result()
+        if self._cache is not None and (reply := self._cache.get(key)) is not None:
             return reply
-        outcome = await self._sent(body, request.purpose)
-        if not isinstance(outcome, EffectError):
-            self._cache.put(key, outcome)
-        return outcome
+        self._in_flight[key] = own = asyncio.get_running_loop().create_future()
+        try:
+            outcome = await self._sent(body, request.purpose)
+            if self._cache is not None and not isinstance(outcome, EffectError):
+                self._cache.put(key, outcome)
+            own.set_result(outcome)
+            return outcome
+        finally:
+            del self._in_flight[key]
+            own.cancel()  # if there is no result: one of the requests that wait is sent then
 
     async def _sent(self, body: Mapping[str, Any], purpose: str) -> str | EffectError:
-        # Before the wait for a slot: requests that fail meanwhile decide for this one, too.
-        earlier = self._tries.failures
-        async with self._gate.slot():
-            try:
-                return await self._tries.ask(lambda: self._attempt(body), earlier)
-            except (TryFailed, EffectError, openai.OpenAIError) as error:
-                why = str(error).removesuffix(".")
-        return EffectError(f"{self._label} failed on {purpose}: {why}")
+        rank, remedy = next(self._ranks), ""
+        try:
+            return await self._tries.ask(
+                lambda patience: self._attempt(body, patience), lambda: self._gate.slot(rank)
+            )
+        except (TryFailed, EffectError, openai.OpenAIError) as error:
+            if isinstance(error, TryFailed) and error.is_late:
+                remedy = f": {TOO_SLOW}"
+            why = str(error).removesuffix(".")
+        return EffectError(f"{self._label} failed on {purpose}: {why}{remedy}")
 
-    async def _attempt(self, body: Mapping[str, Any]) -> str:
-        """Makes one try; see `Tries.ask` for its errors."""
+    async def _attempt(self, body: Mapping[str, Any], patience: float) -> str:
+        """Makes one try; see `Tries.ask` for its argument and its errors."""
         completions, start = self._client.chat.completions.with_raw_response, time.monotonic()
         try:
             # All options are in the body: the client's own parameters would reject the fields of
             # other servers.
             options = {name: x for name, x in body.items() if name not in ("model", "messages")}
             outcome = await completions.create(
-                model=body["model"], messages=body["messages"], extra_body=options
+                model=body["model"],
+                messages=body["messages"],
+                extra_body=options,
+                timeout=patience * self._timeout,
             )
         except openai.APIStatusError as error:
             reply, code = error.response, error.status_code
@@ -141,15 +162,18 @@ class OpenAILLM:
         except openai.APIConnectionError as error:
             # A time-out, or a connection that a full server refuses.
             self._gate.count_overload(start)
-            raise TryFailed(f"{error} ({error.__cause__})") from error
+            is_late = isinstance(error, openai.APITimeoutError)
+            raise TryFailed(f"{error} ({error.__cause__})", is_late=is_late) from error
         self._gate.count_reply(start)
         return read_reply(outcome.http_response, read_completion)
 
     def _body(self, request: LLMRequest) -> dict[str, Any]:
-        """The JSON of a request; fields of None are left out."""
+        """The JSON of a request without fields of None, and without the seed if it is greedy."""
         messages = [message._asdict() for message in request.messages]
         common = {"model": self.name, "messages": messages, **request.sampling._asdict()}
         fields = {**common, "seed": request.seed, **self._extra}
+        if fields["temperature"] == 0 and "seed" not in self._extra:
+            del fields["seed"]
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -45,7 +45,8 @@ class RetryingClient:
     Args:
       place: the address of the server.
       retries: tries after the first.
-      timeout: seconds from the start of a try to the last byte of its reply.
+      timeout: seconds from the start of a try to the last byte of its reply; more after a try that
+        was late, see `runtime.servers`.
       pause: seconds before the second try; see `runtime.servers.Tries`.
 
     Raises:
@@ -63,7 +64,7 @@ class RetryingClient:
         check_credentials(place)
         self.place = place
         self._count, self._tries = retries + 1, Tries(retries, pause)
-        self._client = BoundedClient(timeout)
+        self._client, self._timeout = BoundedClient(timeout), timeout
 
     def post(
         self, path: str, body: Any, read: Callable[[bytes], T], *, key: str = "", **options: Any
@@ -104,8 +105,9 @@ class RetryingClient:
           EffectError: the request is invalid, for example too long, or no reply could be read.
         """
 
-        async def attempt() -> T:
-            reply = await self._attempt(method, path, request)
+        async def attempt(patience: float) -> T:
+            deadline = {"timeout": patience * self._timeout}
+            reply = await self._attempt(method, path, {**request, **deadline})
             status = reply.status_code
             if status == 200:
                 return read_reply(reply, read)
@@ -131,7 +133,8 @@ class RetryingClient:
         try:
             return await self._client.request(method, f"{self.place}{path}", **request)
         except httpx2.RequestError as error:
-            raise TryFailed(f"{type(error).__name__}: {error}") from error
+            is_late = isinstance(error, httpx2.TimeoutException)
+            raise TryFailed(f"{type(error).__name__}: {error}", is_late=is_late) from error
         # Errors of the query itself, such as an address that is too long, which no retry can fix.
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise EffectError(f"{self.place}: invalid request ({error})") from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-START = 32  # requests in flight at first: enough to see how the server copes
+START = 4  # requests in flight at first; a server on one processor may work on no more
 PROMPT = 0.25  # of the time-out: a server whose replies take longer already queues the requests
 
 
@@ -27,21 +28,33 @@ class Gate:
         self._most, self._soon = most, PROMPT * timeout
         self.limit = float(min(START, most))
         self._in_flight, self._halved = 0, -1.0
-        self._change = asyncio.Condition()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # a heap
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Waits until a further request may be in flight, and counts it."""
-        async with self._change:
-            await self._change.wait_for(lambda: self._in_flight < int(self.limit))
-            self._in_flight += 1
+    async def slot(self, rank: int) -> AsyncIterator[None]:
+        """Waits until a further request may be in flight, and counts it.
+
+        Args:
+          rank: distinct among the requests that wait; the lowest is the first. So a request that is
+            tried again precedes later ones.
+        """
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (rank, turn))
+        self._admit()
         try:
+            await turn
             yield
         finally:
-            async with self._change:
-                self._in_flight -= 1
-                # A reply may have raised the limit too: two can start.
-                self._change.notify(2)
+            # A request that is canceled while it waits has a canceled future.
+            self._in_flight -= not turn.cancelled()
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._in_flight < int(self.limit):
+            _, turn = heapq.heappop(self._waiting)
+            if not turn.cancelled():
+                self._in_flight += 1
+                turn.set_result(None)
 
     def count_reply(self, start: float) -> None:
         """Counts a reply.

@@ -1,9 +1,11 @@
 """Requests to servers that may be slow, unavailable or wrong: the rules that all clients share.
 
-  a try     ends with the complete reply, after `timeout` seconds, or at `MAX_BODY` bytes
+  a try     ends with the complete reply, at its deadline, or at `MAX_BODY` bytes
+  deadline  `timeout` seconds from the start of a try; twice as long after each try that was late,
+            up to `PATIENCE` times: a slow server is not an unavailable one
   retries   after pauses that double; a server's `Retry-After` replaces the pause
-  breaker   a server that failed `FAILURES` requests in a row gets one request at a time, and the
-            requests that wait for its outcome fail with it
+  breaker   a server that failed `FAILURES` requests in a row, or was silent during all tries of
+            one, gets one request at a time, and the requests that wait for its outcome fail with it
 
 All requests run in one event loop of the process, so that connections are used again and callers
 run no event loop.
@@ -13,14 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import datetime
 import email.utils
 import functools
+import itertools
 import math
 import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import httpx2
@@ -30,6 +35,7 @@ from jax_ragrl.errors import HIDDEN, EffectError, UserError
 T = TypeVar("T")
 MAX_BODY = 64 << 20  # bytes of a reply, unzipped: some 100,000 passages
 MAX_PAUSE = 60.0  # seconds: the longest pause that a server may ask for
+PATIENCE = 4.0  # the longest deadline, in units of the first one
 FAILURES = 8  # requests in a row, each after all of its tries
 
 # Events of this process since the last `take_counts`, by the name of their metric.
@@ -50,13 +56,19 @@ class TryFailed(Exception):  # noqa: N818 - one try of several
       why: the reason.
       retry_after: seconds that the server asks to wait; None: it asks for nothing.
       reply: the reply, if there is a complete one.
+      is_late: whether the deadline ended the try.
     """
 
     def __init__(
-        self, why: str, retry_after: float | None = None, reply: httpx2.Response | None = None
+        self,
+        why: str,
+        retry_after: float | None = None,
+        reply: httpx2.Response | None = None,
+        *,
+        is_late: bool = False,
     ) -> None:
         super().__init__(why)
-        self.retry_after, self.reply = retry_after, reply
+        self.retry_after, self.reply, self.is_late = retry_after, reply, is_late
 
 
 class UnavailableError(EffectError):
@@ -94,7 +106,8 @@ class BoundedClient(httpx2.AsyncClient):
     byte only.
 
     Args:
-      timeout: seconds from the start of a request to the last byte of its reply.
+      timeout: seconds from the start of a request to the last byte of its reply, unless the request
+        has its own `timeout`.
       max_body: bytes of a reply, unzipped.
     """
 
@@ -103,7 +116,7 @@ class BoundedClient(httpx2.AsyncClient):
         limits = httpx2.Limits(max_connections=None)
         # Redirects are not followed: another host would get the prompts.
         super().__init__(timeout=timeout, limits=limits, follow_redirects=False)
-        self._seconds, self._max_body = timeout, max_body
+        self._max_body = max_body
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Sends a request and reads its whole reply, whose text is UTF-8.
@@ -112,12 +125,13 @@ class BoundedClient(httpx2.AsyncClient):
           httpx2.RequestError: no complete reply in time, a larger one, or one that the libraries
             beneath cannot read.
         """
+        seconds = request.extensions["timeout"]["read"]
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(seconds):
                 reply = await super().send(request, **{**options, "stream": True})
                 return await self._complete(reply)
         except TimeoutError:
-            why = f"no complete reply within {self._seconds:g} s"
+            why = f"no complete reply within {seconds:g} s"
             raise httpx2.ReadTimeout(why, request=request) from None
         except httpx2.RequestError:
             raise
@@ -196,54 +210,72 @@ class Tries:
     def __init__(self, retries: int, pause: float) -> None:
         self._retries, self._pause = retries, pause
         self.failures = 0  # requests in a row, each after all of its tries
+        self._answers = 0
+        self._patience = 1.0  # of a first try: that of the most patient one that had a reply
         self._trial = asyncio.Lock()
 
-    async def ask(self, attempt: Callable[[], Awaitable[T]], earlier: int | None = None) -> T:
+    async def ask(
+        self,
+        attempt: Callable[[float], Awaitable[T]],
+        slot: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    ) -> T:
         """Returns the result of the first try that succeeds.
 
         Args:
-          attempt: one try. `TryFailed` asks for another; any other error ends the request, and
-            shows that the server works.
-          earlier: the number of `failures` when the request began to wait, for a client that
-            bounds its requests in flight; None: it begins now.
+          attempt: one try, whose argument is its deadline in units of the first one. `TryFailed`
+            asks for another; any other error ends the request, and shows that the server works.
+          slot: a try waits for it; pauses between tries need none.
 
         Raises:
           TryFailed: the last try failed.
           UnavailableError: the server failed many requests in a row, and failed again.
         """
-        earlier = self.failures if earlier is None else earlier
+        earlier = self.failures  # those that fail while this request waits decide for it, too
         if self.failures < FAILURES:
-            return await self._counted(attempt)
+            return await self._retried(attempt, slot, earlier)
         async with self._trial:
-            if self.failures > earlier:  # since this request began to wait
-                COUNTS["server_skipped"] += 1
-                raise UnavailableError(
-                    f"not sent: the last {self.failures} requests to this server failed"
-                )
+            self._check(earlier)
             if self.failures:
-                return await self._counted(attempt)
-        return await self._counted(attempt)
+                return await self._retried(attempt, slot, earlier)
+        return await self._retried(attempt, slot, earlier)
 
-    async def _counted(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        try:
-            result = await self._retried(attempt)
-        except TryFailed:
-            self.failures += 1
-            raise
-        except Exception:
-            self.failures = 0
-            raise
-        self.failures = 0
-        return result
+    def _check(self, earlier: int) -> None:
+        if self.failures >= FAILURES and self.failures > earlier:
+            COUNTS["server_skipped"] += 1
+            raise UnavailableError(
+                f"not sent: the last {self.failures} requests to this server failed"
+            )
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        for number in range(self._retries):
-            try:
-                return await attempt()
-            except TryFailed as failure:
-                COUNTS["server_retries"] += 1
-                await asyncio.sleep(self._wait(number, failure.retry_after))
-        return await attempt()
+    async def _retried(
+        self,
+        attempt: Callable[[float], Awaitable[T]],
+        slot: Callable[[], AbstractAsyncContextManager[None]],
+        earlier: int,
+    ) -> T:
+        patience, answers, is_silent = self._patience, self._answers, True
+        for number in itertools.count():
+            async with slot():
+                self._check(earlier)
+                try:
+                    result = await attempt(patience)
+                except TryFailed as error:
+                    failure = error
+                except Exception:
+                    self.failures, self._answers = 0, self._answers + 1
+                    raise
+                else:
+                    self.failures, self._answers = 0, self._answers + 1
+                    self._patience = max(self._patience, patience)
+                    return result
+            is_silent = is_silent and failure.is_late and self._answers == answers
+            if number == self._retries:
+                # Without it, each of many requests would wait for all of its deadlines in turn.
+                self.failures = max(self.failures + 1, FAILURES if is_silent and number else 0)
+                raise failure
+            patience = min(2 * patience, PATIENCE) if failure.is_late else patience
+            COUNTS["server_retries"] += 1
+            await asyncio.sleep(self._wait(number, failure.retry_after))
+        raise AssertionError  # the loop has no end
 
     def _wait(self, number: int, retry_after: float | None) -> float:
         # Pauses differ a little, so that many requests do not return at the same moment.

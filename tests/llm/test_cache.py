@@ -47,10 +47,11 @@ def test_a_repeated_request_is_answered_from_the_file(tmp_path):
     assert [r.prompt_tokens for r in again] == [r.prompt_tokens for r in first]
 
 
-def test_every_part_of_a_request_and_its_seed_is_in_the_key(tmp_path):
+def test_every_part_of_a_request_is_in_the_key_and_its_seed_if_it_is_sampled(tmp_path):
+    greedy = [asked("q", seed=seed) for seed in range(3)]
     other = [
         asked("q"),
-        asked("q", seed=1),
+        asked("q", sampling=Sampling(0.5), seed=1),
         asked("q", sampling=Sampling(0.5)),
         asked("q", sampling=Sampling(0.0, 0.9)),
         asked("q", sampling=Sampling(0.0, 1.0, 7)),
@@ -58,8 +59,8 @@ def test_every_part_of_a_request_and_its_seed_is_in_the_key(tmp_path):
         LLMRequest("answer", (Message("system", "q"),)),
     ]
     with serving() as (address, seen):
-        for model, extra in (("m", {}), ("n", {}), ("m", {"top_k": 3}), ("m", {"seed": None})):
-            OpenAILLM(model, address, extra=extra, cache=tmp_path / FILE).complete(other)
+        for model, extra in (("m", {}), ("n", {}), ("m", {"top_k": 3}), ("m", {"seed": 5})):
+            OpenAILLM(model, address, extra=extra, cache=tmp_path / FILE).complete(greedy + other)
     assert len(seen) == 4 * len(other)
     body = {"model": "m", "messages": [{"role": "user", "content": "\ud83d"}]}
     assert request_key(body, 0) == request_key(dict(reversed(body.items())), 0)

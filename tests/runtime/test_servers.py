@@ -131,7 +131,7 @@ def test_a_pause_that_a_server_asks_for_is_capped(monkeypatch):
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def attempt() -> None:
+    async def attempt(patience: float) -> None:
         raise TryFailed("busy", 1e9)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
@@ -159,7 +159,7 @@ def outcomes(tries: Tries, attempt, number: int) -> list[str]:
 def test_a_server_that_fails_gets_one_request_at_a_time():
     is_down, sent = True, itertools.count()
 
-    async def attempt() -> None:
+    async def attempt(patience: float) -> None:
         next(sent)
         await asyncio.sleep(0.001)
         if is_down:
@@ -180,7 +180,7 @@ def test_a_server_that_fails_gets_one_request_at_a_time():
 def test_a_refused_request_is_no_failure_of_the_server():
     refusals = iter([True] * 20)
 
-    async def attempt() -> None:
+    async def attempt(patience: float) -> None:
         if next(refusals, False):
             raise ValueError("status 400")
 
