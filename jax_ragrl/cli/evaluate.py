@@ -168,6 +168,8 @@ def _serve_report(options: argparse.Namespace) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    from jax_ragrl.llm.cache import print_hits
+
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")
     for option in ("json", "out"):
@@ -180,6 +182,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         _evaluate_suite(_table_settings(options), options)
     else:
         _evaluate_set(_table_settings(options), options.out, as_json=options.json)
+    print_hits()
 
 
 def _table_settings(options: argparse.Namespace) -> TableSettings:

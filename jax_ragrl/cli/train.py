@@ -175,6 +175,7 @@ def run_train(options: argparse.Namespace) -> None:
     from jax_ragrl.runtime.multihost import is_process_zero, join
 
     join()  # jax.distributed must start before JAX looks for devices
+    from jax_ragrl.llm.cache import print_hits
     from jax_ragrl.run.components import build_components
     from jax_ragrl.run.workdir import claim_workdir
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
@@ -183,6 +184,7 @@ def run_train(options: argparse.Namespace) -> None:
     job = claim_workdir(values, options.workdir)
     enable_compile_cache(options.workdir)
     train(job, build_components(job, options.workdir), options.workdir)
+    print_hits()
     if is_process_zero():
         _print_facts(options.workdir)
 

@@ -248,6 +248,22 @@ def test_web_searches_serve_all_sets_and_are_cached(sets, capsys, monkeypatch):
     assert row["costs"]["passages"] == 5.0 and row["cover_em"] == 100.0  # the query is in its hits
 
 
+def test_replies_from_the_cache_are_named_so_that_they_hide_no_server_that_is_away(
+    sets, capsys, monkeypatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with serving(lambda body: "x") as (address, requests):
+        shared = ["--llm", f"openai:m@{address}", "--retriever", "http://127.0.0.1:1"]
+        args = ["evaluate", "--systems", "direct", "--questions", f"{sets}/one.jsonl", *shared]
+        assert main([*args, "--out", f"{sets}/t.json", "--json"]) == 0
+        assert "from llm_cache.sqlite" not in capsys.readouterr().err
+    # The server has stopped.
+    assert main([*args, "--out", f"{sets}/t.json", "--json"]) == 0
+    output = capsys.readouterr()
+    assert f"{len(requests)} replies of language models came from llm_cache.sqlite" in output.err
+    assert json.loads(output.out)["direct"]["cover_em"] == pytest.approx(33.33)
+
+
 def test_the_shared_index_is_recognized_by_its_resolved_path(sets, monkeypatch):
     monkeypatch.chdir(sets)
     monkeypatch.setattr(suite, "open_retriever", lambda settings: "the given index")
