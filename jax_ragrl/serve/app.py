@@ -34,6 +34,7 @@ from jax_ragrl.serve.http import (
     SETTINGS,
     Limits,
     Settings,
+    announce,
     check_limits,
     check_seconds,
     deadline,
@@ -120,7 +121,8 @@ class Service:
         # Own thread: a search request must not wait for a rollout.
         retriever, top_k = served_system.environment.retriever, served_system.system.top_k
         self.search = SearchService(retriever, max(top_k, 1), seconds)
-        (self.warmup,) = self.answers.submit([served_system.warmup_question])
+        (warmup,) = self.answers.submit([served_system.warmup_question])
+        self.warmup = announce(served_system.name, warmup)
 
     def close(self) -> bool:
         """Returns when all accepted requests are processed; false if the last batch hangs."""
@@ -186,7 +188,8 @@ class Service:
             # Retry: the language model or the retriever may be available again.
             body["failure"] = error_message(self.warmup.exception())
             with contextlib.suppress(queue.Full):
-                (self.warmup,) = self.answers.submit([self.served_system.warmup_question])
+                (warmup,) = self.answers.submit([self.served_system.warmup_question])
+                self.warmup = announce(self.served_system.name, warmup, again=True)
         return health_reply(request, body)
 
 

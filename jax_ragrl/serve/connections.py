@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -54,6 +55,22 @@ class Pool:
     is_closed: bool = False
 
 
+class _UnambiguousRequests(h11.Connection):
+    """Refuses a request with two lengths of its body (400), after which Uvicorn closes.
+
+    A proxy may believe the other one, and then takes what follows the body for another request (RFC
+    9112, section 6.3).
+    """
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding")
+        return event
+
+
 class Connection(H11Protocol):
     """One connection; it is cut at its deadlines, or to make room for another.
 
@@ -64,6 +81,7 @@ class Connection(H11Protocol):
 
     def __init__(self, pool: Pool, **options: Any) -> None:
         super().__init__(**options)
+        self.conn = _UnambiguousRequests(h11.SERVER)
         self._pool, self._deadlines = pool, pool.deadlines
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._since, self._is_cut = 0.0, False

@@ -93,7 +93,7 @@ class Guard:
             raise HTTPException(
                 403, f"the host {host[:60]!r} is unknown: start the server with --allow-host NAME"
             )
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _netloc(origin) != host.lower():
             raise HTTPException(
                 403, f"the origin {origin[:60]!r} is another site: ask from this server's own page"
             )
@@ -122,6 +122,14 @@ def _check_type(headers: Headers) -> None:
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return client[0] if client else ""
+
+
+def _netloc(origin: str) -> str | None:
+    """The name and port in an Origin header; None if it is malformed."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _name(host: str) -> str:

@@ -10,7 +10,9 @@ import queue
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.applications import Starlette
@@ -236,6 +238,8 @@ async def results(
 async def _unless_left(request: Request, work: Awaitable[R]) -> R:
     """The result of `work`, which is cancelled if the client leaves first."""
     task, seconds_left = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    # Reads the exception of canceled work, which asyncio would log as never retrieved.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         await asyncio.wait({task, seconds_left}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -250,6 +254,30 @@ async def _left(request: Request) -> None:
     """Returns when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def announce(name: str, warmup: Future[Any], *, again: bool = False) -> Future[Any]:
+    """Prints when a server is ready, or why it is not; returns the future.
+
+    Args:
+      name: of the server.
+      warmup: the result of its own first question, or search.
+      again: whether another one has failed before; the reason of this one is not printed.
+    """
+    start = time.monotonic()
+
+    def tell(done: Future[Any]) -> None:
+        seconds = time.monotonic() - start
+        if done.cancelled() or (done.exception() and again):
+            return
+        if error := done.exception():
+            why = f"{error_message(error)}; each GET /health tries again"
+            print(f"ragrl: {name} is not ready: its warm-up failed: {why}", flush=True)
+        else:
+            print(f"ragrl: {name} is ready after {seconds:.1f} s", flush=True)
+
+    warmup.add_done_callback(tell)
+    return warmup
 
 
 def unavailable(batcher: Batcher[Any, Any], reason: str) -> HTTPException:

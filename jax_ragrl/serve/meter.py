@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import logging
@@ -153,6 +154,9 @@ def access_line(scope: Scope, status: int, seconds: float) -> str:
 def open_log(place: str) -> Callable[[str], None] | None:
     """Returns the writer of an access log.
 
+    A line that cannot be written, such as on a full disk, is lost; the first of several in a row
+    gives a warning.
+
     Args:
       place: a file, `-` for the standard output, or empty for no log.
 
@@ -171,4 +175,23 @@ def open_log(place: str) -> Callable[[str], None] | None:
         raise UserError(f"cannot write the access log {place} ({error}): name a file") from error
     logger = logging.Logger("access")
     logger.addHandler(handler)
-    return lambda line: logger.info("%s", line)
+    failures: list[BaseException | None] = []
+    handler.handleError = lambda record: failures.append(sys.exc_info()[1])  # type: ignore[method-assign]
+    is_losing = False
+
+    def write(line: str) -> None:
+        nonlocal is_losing
+        failures.clear()
+        try:
+            logger.info("%s", line)
+        except OSError as error:  # a file that was renamed cannot be opened again
+            failures.append(error)
+        if failures and not is_losing:
+            why = (
+                f"cannot write the access log {place} ({failures[0]}): lines are lost until it can"
+            )
+            with contextlib.suppress(OSError):
+                print(f"ragrl: {why}: make space, or restart with another file", file=sys.stderr)
+        is_losing = bool(failures)
+
+    return write

@@ -34,6 +34,7 @@ from jax_ragrl.serve.http import (
     SETTINGS,
     Limits,
     Settings,
+    announce,
     check_limits,
     check_seconds,
     deadline,
@@ -161,7 +162,8 @@ class RetrieverServer(SearchService):
     ) -> None:
         super().__init__(retriever, top_k, seconds, limits)
         # Compiles the programs of small searches, and shows whether the retriever works.
-        (self.warmup,) = self.searches.submit([WARMUP])
+        (warmup,) = self.searches.submit([WARMUP])
+        self.warmup = announce("the retriever", warmup)
 
     async def health(self, request: Request) -> JSONResponse:
         """The retriever; status 503 until the first search has returned."""
@@ -172,7 +174,8 @@ class RetrieverServer(SearchService):
             # Retry: a server that the retriever asks may be available again.
             body["failure"] = error_message(failure)
             with contextlib.suppress(queue.Full):
-                (self.warmup,) = self.searches.submit([WARMUP])
+                (warmup,) = self.searches.submit([WARMUP])
+                self.warmup = announce("the retriever", warmup, again=True)
         return health_reply(request, body)
 
 

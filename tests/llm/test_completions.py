@@ -93,7 +93,7 @@ def test_an_odd_reply_costs_its_own_question_alone(message, monkeypatch):
         forest = collect(StandardRAG("c3po_tiny", 2), single_chain, [ANN, BOB], environment)
         grades = grade_answers(llm, [ANN, BOB], ["true", "true"])
     assert forest.failed_questions == (0,) and forest.leaves()[1].answer == "Ulm"
-    assert "failed on answer: it sent" in forest.failures[0]
+    assert "failed on answer: the reply" in forest.failures[0]
     assert step_costs(forest)["llm_prompt_tokens"] > 0
     assert grades[0] != grades[0] and grades[1] == 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -57,6 +58,28 @@ def test_bodies_together_have_a_limit_and_their_memory_is_given_back():
         held.pop().close()
         wait_until(lambda: intake.held == MAX_BYTES - 1)
         assert status(connect(port, search("q"))) == 200
+
+
+@pytest.mark.parametrize("headers", ["Transfer-Encoding: chunked", "transfer-encoding:  Chunked"])
+def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_answered(headers):
+    head, _, body = search("q").partition(b"\r\n\r\n")
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    both = head + f"\r\n{headers}\r\n\r\n".encode() + chunks
+    retriever = Echo()
+    with serving(retriever, Settings(deadlines=PATIENT)) as (port, _):
+        smuggling = connect(port, both + search("smuggled"))
+        replies = b"".join(iter(lambda: smuggling.recv(4096), b""))  # until the server closes
+    assert replies.startswith(b"HTTP/1.1 400") and replies.count(b"HTTP/1.1") == 1
+    assert not {"q", "smuggled"} & {*retriever.queries}
+
+
+def test_a_client_that_leaves_is_no_line_in_the_log(caplog):
+    with serving(Echo(0.5), Settings(deadlines=PATIENT)) as (port, server):
+        for _ in range(3):
+            connect(port, search("left")).close()
+        assert status(connect(port, search("q"))) == 200
+        gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_connections_without_a_request_make_room_for_others():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -79,3 +80,30 @@ def test_a_log_that_cannot_be_written_is_a_user_error(tmp_path):
     assert open_log("") is None
     with pytest.raises(UserError, match="name a file"):
         open_log(str(tmp_path))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_under_the_access_log_is_one_warning_and_no_failed_request(capsys):
+    with TestClient(application(Echo(), settings=Settings(access_log="/dev/full"))) as http:
+        replies = [http.post("/retrieve", json={"queries": ["q"]}) for _ in range(5)]
+    assert [reply.status_code for reply in replies] == [200] * 5
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "cannot write the access log /dev/full" in lines[0]
+
+
+def test_a_log_whose_folder_has_gone_is_a_warning_each_time_that_lines_begin_to_be_lost(
+    tmp_path, capsys
+):
+    write = (
+        open_log(str(tmp_path / "logs" / "log")) if (tmp_path / "logs").mkdir() is None else None
+    )
+    assert write is not None
+    for _ in range(2):
+        write("kept")
+        (tmp_path / "logs").rename(tmp_path / "moved")
+        write("lost")
+        write("lost")
+        (tmp_path / "moved").rename(tmp_path / "logs")
+    write("kept")
+    assert (tmp_path / "logs" / "log").read_text() == "kept\n" * 3
+    assert capsys.readouterr().err.count("lines are lost") == 2
