@@ -341,6 +341,7 @@ def test_a_terminated_server_answers_its_queue(tmp_path):
         assert line == f"ragrl: tape answers at {address}\n"
         with httpx2.Client(base_url=address, timeout=60) as http, ThreadPoolExecutor(3) as pool:
             wait_until_ready(http)
+            assert server.stdout.readline() == "busy\n"  # with the warm-up question
             assert re.fullmatch(r"ragrl: tape is ready after [\d.]+ s\n", server.stdout.readline())
             replies = [pool.submit(ask, http, text) for text in TEXTS[:3]]
             wait_for_queue(http, 2)
