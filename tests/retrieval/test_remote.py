@@ -394,7 +394,7 @@ def test_what_a_server_refuses_is_not_asked_again():
         ({"result": [[{"document": "x", "score": 1}]]}, "'document' holds str"),
         (
             {"result": [[{"document": {"id": [1], "contents": "x"}}]]},
-            "id '[1]' is neither text nor",
+            "field 'id' holds list",
         ),
         ({"result": [[{"document": {"id": 1, "text": "x"}, "score": 1}]]}, "field 'contents'"),
         ({"result": [[{**GOOD, "score": "high"}]]}, "score 'high' is not a finite number"),
