@@ -228,20 +228,20 @@ def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> Non
 
 def _evaluate_set(settings: TableSettings, out: pathlib.Path | None, *, as_json: bool) -> None:
     from jax_ragrl.evaluation.suite import markdown
-    from jax_ragrl.evaluation.table import evaluate_table, outage_reason
-    from jax_ragrl.runtime.jsonl import write_json
+    from jax_ragrl.evaluation.table import evaluate_table
 
     if out:  # now, because an evaluation may take hours
         out.parent.mkdir(parents=True, exist_ok=True)
-    table = evaluate_table(settings)
+    table = evaluate_table(settings, out)
+    rows = {name: row for name, row in table.items() if isinstance(row, dict)}
     if as_json:
         print_json(table)
     else:
         data = set_name(str(settings.questions), with_split=True)
-        cells = {(data, name): row for name, row in table.items() if isinstance(row, dict)}
-        show(markdown([name for _, name in cells], [data], cells))
-    # The table is written before an outage is reported: it holds the messages of the failures.
-    if out:
-        write_json(out, table)
-    if reason := outage_reason(table):
-        raise UserError(f"every question of every system failed, most often with: {reason}")
+        show(markdown([*rows], [data], {(data, name): row for name, row in rows.items()}))
+    errors = [row["error"] for row in rows.values() if "error" in row]
+    if len(errors) == len(rows):
+        raise UserError(
+            "no system has a score: correct the error and run the same command again "
+            f"({errors[-1]})"
+        )

@@ -44,6 +44,7 @@ class BuildContext(NamedTuple):
       train: labeled questions for `LEARNERS`; may be empty.
       overrides: of the recipe and shapes of a run, see `TableSettings`.
       predictions: the folder for the predictions of each system; None: they are not written.
+      run_files: the folder for the TREC run file of each system; None: they are not written.
       prices: prices of searches and of the frozen language model's tokens.
     """
 
@@ -54,6 +55,7 @@ class BuildContext(NamedTuple):
     train: Sequence[Question]
     overrides: tuple[str, ...] = ()
     predictions: pathlib.Path | None = None
+    run_files: pathlib.Path | None = None
     prices: Prices = FREE
 
     @property

@@ -13,7 +13,6 @@ import pathlib
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,12 +32,12 @@ from jax_ragrl.evaluation.table import (
     TableModels,
     TableSettings,
     build_context,
-    evaluate_system,
+    error_row,
+    evaluate_row,
     limit_questions,
     load_models,
     load_questions,
     open_retriever,
-    outage_reason,
     select_systems,
 )
 from jax_ragrl.retrieval.base import Retriever
@@ -273,7 +272,7 @@ def _open_set(
         report_gold(retriever, questions)
         return OpenSet(context, questions, _passages_of(settings, data, workdir))
     except Exception as error:  # any error: the other sets must not be lost
-        return OpenSet(error=_error_cell(error))
+        return OpenSet(error=error_row(error))
 
 
 def _open_index(corpus: Corpus, workdir: pathlib.Path, encoder: str) -> Retriever:
@@ -293,11 +292,9 @@ def _evaluate_cell(name: str, open_set: OpenSet | None, models: TableModels) -> 
     start = time.perf_counter()
     try:
         facts = _facts(name, open_set.context, open_set)
-        row = evaluate_system(name, open_set.context, models, open_set.questions)
     except Exception as error:  # any error: the other cells must not be lost
-        return _error_cell(error)
-    if reason := outage_reason({name: row}):  # the server failed, so there is no score
-        return {"error": f"every question failed, most often with: {reason}"}
+        return error_row(error)
+    row = evaluate_row(name, open_set.context, models, open_set.questions)
     seconds = round(time.perf_counter() - start, 2)
     return {**facts, "seconds": seconds, **row}
 
@@ -391,11 +388,6 @@ def _check_questions(settings: TableSettings, data: DataSet, cells: Cells) -> No
         )
 
 
-def _error_cell(error: Exception) -> Cell:
-    message = " ".join(f"{type(error).__name__}: {error}".split())
-    return {"error": message, "traceback": traceback.format_exc()}
-
-
 def load_cells(file: pathlib.Path) -> dict[tuple[str, str], Cell]:
     """The finished cells of a table, by set and system; removes failed and truncated ones."""
     filter_rows(file, lambda row: "error" not in row)
@@ -429,9 +421,9 @@ def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
 
 def cell_error(cell: Cell) -> str:
     """The failures of a cell; empty if there are none."""
-    if "failed_with" not in cell:
+    if "error" in cell or "failed_with" not in cell:
         return str(cell.get("error", ""))
-    failures = f"{cell['ended']['failed']} of {cell['questions']} questions"
+    failures = f"{cell['ended']['failed']} of {sum(cell['ended'].values())} questions"
     return f"{failures} failed and are left out, most often with: {cell['failed_with']}"
 
 

@@ -6,6 +6,7 @@ import copy
 import functools
 import pathlib
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ from jax_ragrl.run.mistakes import count_mistakes
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.predictions import prediction_rows, write_predictions
 from jax_ragrl.run.world_folder import READER, load_reader
+from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -145,13 +147,17 @@ RUN = "run:"  # prefix of a work folder among the names of systems
 TINY_NEW_TOKENS = 64  # no role in `configs/tiny` may write more
 
 
-def evaluate_table(settings: TableSettings) -> dict[str, Any]:
+def evaluate_table(settings: TableSettings, out: pathlib.Path | None = None) -> dict[str, Any]:
     """Evaluates each system on all questions.
 
+    Args:
+      settings: settings of the table.
+      out: the file of the table, which is written again after every row; None: none.
+
     Returns:
-      One row per system, the number of questions and, if the questions have gold passages, the
-      measures of the retriever, see `search_quality`, and the number of gold passages that
-      the corpus lacks.
+      One row per system (see `evaluate_row`), the number of questions and, if the questions have
+      gold passages, the measures of the retriever, see `search_quality`, and the number of gold
+      passages that the corpus lacks.
     """
     # Cheap checks first: a wrong name must not cost the loading of models.
     names, load = select_systems(settings), functools.cache(lambda: load_models(settings))
@@ -164,10 +170,9 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
         rows |= search_quality(retriever, questions) | report_gold(retriever, questions)
     for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
         bar.set_description(name)
-        result = system_result(name, context, models, questions)
-        rows[name] = table_row(result, questions)
-        if settings.run_files is not None:
-            _write_run_file(settings.run_files, name, result, questions)
+        rows[name] = evaluate_row(name, context, models, questions)
+        if out is not None:
+            write_json(out, rows)
     return rows
 
 
@@ -180,14 +185,6 @@ def _write_run_file(
     pairs = zip(questions, result.passages, strict=True)
     rankings = ((question.id, by_rank(passages)) for question, passages in pairs)
     write_run(folder / f"{tag}.trec", rankings, tag)
-
-
-def outage_reason(table: Mapping[str, Any]) -> str | None:
-    """The most frequent failure if no system answered any question, else None."""
-    rows = [row for row in table.values() if isinstance(row, dict)]
-    if not rows or any(set(row["ended"]) != {"failed"} for row in rows):
-        return None
-    return str(rows[-1]["failed_with"])
 
 
 def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retriever:
@@ -275,6 +272,7 @@ def build_context(
         train=train,
         overrides=settings.overrides,
         predictions=settings.predictions,
+        run_files=settings.run_files,
         prices=settings.prices,
     )
 
@@ -293,10 +291,10 @@ def limit_questions(settings: TableSettings, questions: Sequence[Question]) -> S
     return sample_in_order(questions, settings.limit, settings.limit_seed)
 
 
-def evaluate_system(
+def evaluate_row(
     name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
 ) -> dict[str, Any]:
-    """Evaluates one system.
+    """Evaluates one system and returns its row, whatever happens: other rows must not be lost.
 
     Args:
       name: a name in `SYSTEMS`, or `run:WORKDIR`.
@@ -305,15 +303,29 @@ def evaluate_system(
       questions: questions to answer.
 
     Returns:
-      The row of the system, see `table_row`.
+      The row of the system, see `table_row`. It has the key `error` if there is no score: the
+      system could not be evaluated (then there is a `traceback` and no other key), or every
+      question failed.
     """
-    return table_row(system_result(name, context, models, questions), questions)
+    try:
+        row = table_row(system_result(name, context, models, questions), questions)
+    except Exception as error:  # any error
+        return error_row(error)
+    if set(row["ended"]) == {"failed"}:
+        row["error"] = f"every question failed, most often with: {row['failed_with']}"
+    return row
+
+
+def error_row(error: Exception) -> dict[str, Any]:
+    """The row of a system that could not be evaluated."""
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"error": message, "traceback": traceback.format_exc()}
 
 
 def system_result(
     name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
 ) -> Result:
-    """Evaluates one system, see `evaluate_system`.
+    """Evaluates one system, see `evaluate_row`, and writes its predictions and run file.
 
     Args:
       name: a name in `SYSTEMS`, or `run:WORKDIR`.
@@ -330,6 +342,8 @@ def system_result(
     result = evaluate(system, questions, environment, judge=models.judge, prices=context.prices)
     if context.predictions is not None:
         write_predictions(context.predictions, name, questions, result)
+    if context.run_files is not None:
+        _write_run_file(context.run_files, name, result, questions)
     return result
 
 

@@ -102,14 +102,14 @@ def run(sets, address: str, *systems: str, **options: str) -> int:
 
 def test_a_failed_cell_is_retried_and_affects_no_other(sets, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    original, is_broken = suite.evaluate_system, [True]
+    original, is_broken = table.system_result, [True]
 
-    def evaluate_system(name, context, models, questions):
+    def system_result(name, context, models, questions):
         if name == "standard_rag" and len(questions) == 2 and is_broken[0]:
             raise RuntimeError("down")
         return original(name, context, models, questions)
 
-    monkeypatch.setattr(suite, "evaluate_system", evaluate_system)
+    monkeypatch.setattr(table, "system_result", system_result)
     with serving(lambda body: "True, x") as (address, requests):
         assert run(sets, address, "direct", "standard_rag", judge=f"openai:m@{address}") == 0
         page = capsys.readouterr().out
@@ -147,9 +147,7 @@ def table_of(sets, monkeypatch):
     """Returns the exit code of `ragrl evaluate --data` with stubs for models and systems."""
     models = types.SimpleNamespace(llm=None, tokenizer=types.SimpleNamespace(count=len))
     monkeypatch.setattr(suite, "load_models", lambda settings: models)
-    monkeypatch.setattr(
-        suite, "evaluate_system", lambda *inputs: {**CELL, "ended": {"answered": 3}}
-    )
+    monkeypatch.setattr(suite, "evaluate_row", lambda *inputs: {**CELL, "ended": {"answered": 3}})
     monkeypatch.chdir(sets)
     write_jsonl(sets / "other.jsonl", {"id": "1", "title": "", "text": "nothing"})
     return lambda *args: main(["evaluate", "--workdir", "table", "--data", *args])
@@ -222,6 +220,81 @@ def test_an_outage_is_an_error_and_is_retried(sets, capsys, monkeypatch):
     page = capsys.readouterr().out
     assert "| error" not in page and "(1 failed)" in page
     assert "- direct on two: 1 of 2 questions failed and are left out" in page
+
+
+@pytest.mark.parametrize("option", ["--questions", "--data"])
+@pytest.mark.parametrize(
+    "broken, code",
+    [
+        ("one question", 0),
+        ("every question of one system", 0),
+        ("one system", 0),
+        ("every question", 2),
+        ("every system", 2),
+    ],
+)
+def test_failures_leave_the_rest_of_a_table(option, broken, code, sets, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.chdir(sets)
+    original, current = table.build_system, []
+
+    def build_system(name, context, models):
+        current.append(name)
+        if broken == "every system" or (broken == "one system" and name == "direct"):
+            raise UserError("the folder is missing")
+        return original(name, context, models)
+
+    def reply(body):
+        is_direct, text = current[-1] == "direct", str(body["messages"])
+        fails = {
+            "one question": is_direct and "where is x" in text,
+            "every question of one system": is_direct,
+            "every question": True,
+        }
+        return 401 if fails.get(broken) else "x"
+
+    monkeypatch.setattr(table, "build_system", build_system)
+    assert main(["index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
+    args = ["--systems", "direct,standard_rag", "--index", "index", "--style", "full"]
+    args += [option, "one.jsonl", *(["--out", "t.json"] if option == "--questions" else [])]
+    capsys.readouterr()
+    with serving(reply) as (address, _):
+        assert main(["evaluate", *args, "--llm", f"openai:m@{address}", "--no-cache"]) == code
+    page, message = capsys.readouterr()
+    reason = "status 401" if "question" in broken else "the folder is missing"
+    expected = {
+        "one question": ("1 of 3 questions failed and are left out", "(1 failed)"),
+        "every question of one system": ("every question failed", "| direct | error |"),
+        "one system": ("- direct on one: UserError", "| direct | error |"),
+        "every question": ("every question failed", "| standard_rag | error |"),
+        "every system": ("UserError", "| standard_rag | error |"),
+    }
+    assert all(text in page for text in (*expected[broken], reason))
+    assert ("run the same command again" in message) == (code == 2)
+    assert [line for line in message.splitlines() if "Traceback" in line] == []
+    if option == "--questions":
+        rows = json.loads((sets / "t.json").read_text())
+        assert reason in (rows["direct"].get("error") or rows["direct"]["failed_with"])
+        assert ("error" in rows["standard_rag"]) == (code == 2)
+
+
+def test_finished_rows_survive_an_interruption(sets, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.chdir(sets)
+    original = table.system_result
+
+    def system_result(name, *arguments):
+        if name == "standard_rag":
+            raise KeyboardInterrupt
+        return original(name, *arguments)
+
+    monkeypatch.setattr(table, "system_result", system_result)
+    assert main(["index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
+    args = ["--systems", "direct,standard_rag", "--index", "index", "--out", "t.json"]
+    with serving(lambda body: "x") as (address, _):
+        args += ["--questions", "one.jsonl", "--llm", f"openai:m@{address}", "--style", "full"]
+        assert main(["evaluate", *args]) == 130
+    assert "direct" in json.loads((sets / "t.json").read_text())
 
 
 def test_a_table_without_cells_accepts_other_settings(sets, capsys, monkeypatch):

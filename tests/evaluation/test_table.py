@@ -24,10 +24,9 @@ from jax_ragrl.evaluation.table import (
     TableModels,
     TableSettings,
     build_system,
-    evaluate_system,
+    evaluate_row,
     load_models,
     load_run_system,
-    outage_reason,
     select_systems,
     table_row,
 )
@@ -107,14 +106,6 @@ def test_no_action_is_truncated(name):
         assert sampler.shapes.max_new_tokens == (
             TINY_NEW_TOKENS if style == "tiny" else max(limits, default=1)
         )
-
-
-def test_an_outage_means_that_no_system_answered():
-    failed = {"ended": {"failed": 2}, "failed_with": "away"}
-    assert outage_reason({"questions": 2, "direct": failed, "standard_rag": failed}) == "away"
-    partial = failed | {"ended": {"failed": 1, "answered": 1}}
-    assert outage_reason({"questions": 2, "direct": failed, "standard_rag": partial}) is None
-    assert outage_reason({"questions": 0}) is None
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -197,7 +188,7 @@ def test_a_run_has_its_own_system_shapes_and_policies(tmp_path):
     start = jax.tree.leaves(split_policy().params)[0]
     for n, name in enumerate(first, start=2):
         np.testing.assert_allclose(first[name], start * n, rtol=1e-6)
-    row = evaluate_system(f"{RUN}{tmp_path / 'run'}", context(), table_models(), [ANN, BOB])
+    row = evaluate_row(f"{RUN}{tmp_path / 'run'}", context(), table_models(), [ANN, BOB])
     assert sum(row["ended"].values()) == 2 and row["costs"]["policy_calls"] > 0
 
 
@@ -219,7 +210,7 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
     for name in system.roles:
         modified, original = sampler.models[name].params, models[name].params
         assert jax.tree.all(jax.tree.map(np.array_equal, modified, original))
-    row = evaluate_system(
+    row = evaluate_row(
         f"{RUN}{run}", context()._replace(overrides=changes), table_models(), [ANN, BOB]
     )
     assert sum(row["ended"].values()) == 2 and "failed" not in row["ended"]
