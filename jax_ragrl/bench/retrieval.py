@@ -15,8 +15,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tqdm
-
 from jax_ragrl.config.kinds import LISTWISE
 from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
@@ -34,6 +32,7 @@ from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.retrievers import retriever_from
 from jax_ragrl.runtime.compile_cache import compiled_programs
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.revision import device_name, revision
 from jax_ragrl.sampling.jobs import Shapes
 from jax_ragrl.types import Hits, Question
@@ -222,20 +221,19 @@ def bench_retrieval(
     load = functools.cache(functools.partial(_load_llm, llm)) if llm else None
     # Cells that failed in an earlier call are measured again.
     filter_rows(file, lambda row: "error" not in row)
-    bar = tqdm.tqdm(total=len(sets) * len(retrievers), unit="cell", disable=None)
-    for data in sets:
-        gold_set = open_set(data, workdir, limit)
-        missing = report_missing_gold(gold_set.questions, gold_set.corpus)
-        for name, section in retrievers.items():
-            bar.set_description(f"{data.name} {name}")
-            key = _key(gold_set, name, section, llm)
-            row = _finished(file, key)
-            if row is None:
-                row = key | missing | _cell(gold_set, name, section, workdir, load)
-                append_row(file, row)
-            rows.append(row)
-            bar.update()
-    bar.close()
+    with progress("measure", "cell", len(sets) * len(retrievers)) as bar:
+        for data in sets:
+            gold_set = open_set(data, workdir, limit)
+            missing = report_missing_gold(gold_set.questions, gold_set.corpus)
+            for name, section in retrievers.items():
+                bar.describe(f"{data.name} {name}")
+                key = _key(gold_set, name, section, llm)
+                row = _finished(file, key)
+                if row is None:
+                    row = key | missing | _cell(gold_set, name, section, workdir, load)
+                    append_row(file, row)
+                rows.append(row)
+                bar.update(1)
     return rows
 
 

@@ -24,6 +24,7 @@ from jax_ragrl.cli.common import CONFIGS, PAPERS, AddCommand, Command, HelpForma
 from jax_ragrl.config.arguments import CONFIG_HELP
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import EffectError, Preempted, UserError, safe_line
+from jax_ragrl.runtime.progress import heartbeat
 from jax_ragrl.runtime.stopping import CODE, Terminated, ends_on_sigterm
 
 __all__ = ["CONFIGS", "PAPERS", "load_config", "main"]
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faulthandler.register(signal.SIGUSR1, sys.__stderr__)
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
-        with ends_on_sigterm():
+        with ends_on_sigterm(), heartbeat(options.name):
             options.run(options)
         sys.stdout.flush()  # here, because at the exit of Python a failure is a traceback
     except (UserError, EffectError) as error:
@@ -219,7 +220,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ragrl {__version__}")
-    parser.set_defaults(run=lambda options: parser.print_help(), takes_config=False)
+    parser.set_defaults(run=lambda options: parser.print_help(), takes_config=False, name="ragrl")
     # The epilog lists the commands, because argparse cannot list them by group. `prog` shortens
     # the usage of each command, which would begin with the usage above otherwise.
     subparsers = parser.add_subparsers(prog="ragrl", help=argparse.SUPPRESS)
@@ -237,7 +238,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
             # An abbreviation may become ambiguous when an option is added.
             allow_abbrev=False,
         )
-        sub.set_defaults(run=run, takes_config=takes_config)
+        sub.set_defaults(run=run, takes_config=takes_config, name=name)
         return sub
 
     for title, add_commands in GROUPS:

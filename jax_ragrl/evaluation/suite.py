@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tqdm
-
 from jax_ragrl.config.kinds import BM25Index, parse_local_index
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.data_path import data_path, set_name
@@ -49,6 +47,7 @@ from jax_ragrl.run.components import load_retriever, server_retriever
 from jax_ragrl.run.config import parse_index
 from jax_ragrl.run.evaluate import METRIC_NAMES
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.types import Question
 
 CELL_SCORES = ("f1", "em", "cover_em")
@@ -118,22 +117,19 @@ def evaluate_suite(
         _drop_outdated(workdir / "rows.jsonl", data, names, cells)
     open_set_retriever = _retriever_opener(settings, workdir, encoder)
     models = load_models(settings)
-    bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
-    for data in sets:
-        missing = [name for name in names if (data.name, name) not in cells]
-        bar.update(len(names) - len(missing))
-        open_set = None
-        if missing:
-            open_set = _open_set(settings, data, models, open_set_retriever, workdir)
-        for name in missing:
-            bar.set_description(f"{data.name} {name}")
+    todo = [(data, name) for data in sets for name in names if (data.name, name) not in cells]
+    finished, open_set = len(sets) * len(names) - len(todo), None
+    with progress("evaluate", "cell", finished + len(todo), initial=finished) as bar:
+        for i, (data, name) in enumerate(todo):
+            bar.describe(f"{data.name} {name}")
+            if i == 0 or todo[i - 1][0] is not data:
+                open_set = _open_set(settings, data, models, open_set_retriever, workdir)
             cells[data.name, name] = cell = _evaluate_cell(name, open_set, models)
             append_row(workdir / "rows.jsonl", {"data": data.name, "system": name, **cell})
             # Rewritten per cell, so that a table can be read while it grows.
             page = markdown(names, [d.name for d in sets], cells)
             (workdir / "table.md").write_text(page, encoding="utf-8")
-            bar.update()
-    bar.close()
+            bar.update(1)
     page = markdown(names, [data.name for data in sets], cells)
     return page, any("error" not in cell for cell in cells.values())
 

@@ -10,8 +10,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tqdm
-
 from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
@@ -58,6 +56,7 @@ from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.predictions import prediction_rows, write_predictions
 from jax_ragrl.run.world_folder import READER, load_reader
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -168,11 +167,13 @@ def evaluate_table(settings: TableSettings, out: pathlib.Path | None = None) -> 
     rows: dict[str, Any] = {"questions": len(questions), "llm": models.llm.name}
     if any(question.gold for question in questions):
         rows |= search_quality(retriever, questions) | report_gold(retriever, questions)
-    for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
-        bar.set_description(name)
-        rows[name] = evaluate_row(name, context, models, questions)
-        if out is not None:
-            write_json(out, rows)
+    with progress("evaluate", "system", len(names)) as bar:
+        for name in names:
+            bar.describe(name)
+            rows[name] = evaluate_row(name, context, models, questions)
+            if out is not None:
+                write_json(out, rows)
+            bar.update(1)
     return rows
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jax_ragrl.learner.gradients import TokenOutputs, gradient, zeros
 from jax_ragrl.learner.packing import Batch, shape_of
 from jax_ragrl.learner.state import ModelSpec, Policy, scalar
 from jax_ragrl.learner.targets import Targets
 from jax_ragrl.runtime.compile_cache import report_compiling
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import shard_batch
 
 
@@ -39,20 +42,24 @@ def accumulate(
     sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
     # All batches are placed in one call: several hosts then compare checksums only once.
     pairs = [(batch.rows, target) for batch, target in zip(batches, targets, strict=True)]
-    for rows, target in shard_batch(pairs, spec.mesh):
-        with report_compiling(f"update {shape_of(rows)}"):
-            grads, batch_sums, batch_outputs = gradient(
-                model.with_params(params),
-                rows,
-                target,
-                temperature,
-                policy.state.kl_coefficient,
-                spec.allowed_ZV,
-                objective=spec.objective,
-                layout=model.layout,
-                total=grads,  # donated, so there is a single tree of gradients
-            )
-        spec.give_way(batch_sums)
-        sums.append(batch_sums)
-        outputs += [] if batch_outputs is None else [batch_outputs]
+    with progress("update", "batch", len(pairs)) as bar:
+        for rows, target in shard_batch(pairs, spec.mesh):
+            if len(sums) > 1:  # without the wait, batches would count before they are computed
+                jax.block_until_ready(sums[-2])
+                bar.update(1)
+            with report_compiling(f"update {shape_of(rows)}"):
+                grads, batch_sums, batch_outputs = gradient(
+                    model.with_params(params),
+                    rows,
+                    target,
+                    temperature,
+                    policy.state.kl_coefficient,
+                    spec.allowed_ZV,
+                    objective=spec.objective,
+                    layout=model.layout,
+                    total=grads,  # donated, so there is a single tree of gradients
+                )
+            spec.give_way(batch_sums)
+            sums.append(batch_sums)
+            outputs += [] if batch_outputs is None else [batch_outputs]
     return grads, sums, outputs

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import gguf_tokenizer, hf, hf_config, safetensors_io
 from jax_ragrl.models.rope import RopeScaling, frequencies
 from jax_ragrl.runtime.caches import VARIABLE, cache_folder, draft_folder
+from jax_ragrl.runtime.progress import Task, progress
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -155,9 +155,7 @@ class GGUF:
     def write(self, folder: Path) -> None:
         """Writes weights, config and tokenizer into a folder."""
         names = hf.stored_tensors(self.decoder_config)
-        with tqdm.tqdm(
-            total=len(self.tensors), desc=f"converting {self.path.name}", disable=None
-        ) as bar:
+        with progress(f"convert {self.path.name}", "tensor", len(self.tensors)) as bar:
             entries = [self._entry(*row, bar=bar) for row in names]
             safetensors_io.write_shards(folder, entries, SHARD_BYTES)
         hf.write_json(folder / "config.json", self.config)
@@ -173,12 +171,12 @@ class GGUF:
         hf.write_json(folder / "tokenizer_config.json", settings)
 
     def _entry(
-        self, stored: str, name: str, layer: int | None, layout: hf.Layout, bar: tqdm.tqdm
+        self, stored: str, name: str, layer: int | None, layout: hf.Layout, bar: Task
     ) -> safetensors_io.Entry:
         tensor = self.tensors[gguf_name(name, layer)]
 
         def fetch() -> np.ndarray:
-            bar.update()
+            bar.update(1)
             return self._value(name, layer).reshape(layout.stored_shape)
 
         dtype = DTYPES.get(tensor.tensor_type.name, "float32")

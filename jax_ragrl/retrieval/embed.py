@@ -12,7 +12,7 @@ import numpy as np
 from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.retrieval.shards import MappedArray, ShardWriter, create, shards
 from jax_ragrl.runtime.multihost import all_gather_object, on_process_zero
-from jax_ragrl.runtime.progress import Progress, progress
+from jax_ragrl.runtime.progress import Task, progress
 from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.types import Passage
 
@@ -116,7 +116,7 @@ def _vectors(
     encoder: Encoder,
     shard: slice,
     known_vectors: KnownVectors | None,
-    bar: Progress,
+    bar: Task,
 ) -> np.ndarray:
     """Returns the vectors of a shard, float32 [S, D]: copies of the known ones and new ones.
 

@@ -23,6 +23,7 @@ from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps
 from jax_ragrl.rollout.tree import Action, Forest, Record, build_forest
 from jax_ragrl.runtime.multihost import on_process_zero
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -223,7 +224,8 @@ def _roll_out(
 
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
-    return [_without_lost(data_parallel_rollout(chunk, roll_out)) for chunk in chunks]
+    with progress("answer", "question", len(questions)):  # `collect` counts them
+        return [_without_lost(data_parallel_rollout(chunk, roll_out)) for chunk in chunks]
 
 
 def _without_lost(forest: Forest) -> Forest:

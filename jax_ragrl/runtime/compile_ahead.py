@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from jax_ragrl.runtime.mappings import is_near_limit, mappings_in_use
 from jax_ragrl.runtime.multihost import is_process_zero
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import mesh_context
 
 
@@ -75,7 +76,6 @@ def compile_programs(programs: Sequence[Program], threads: int) -> int:
     start, failures = time.perf_counter(), list[str]()
     distinct = list({program.key(): program for program in reversed(programs)}.values())[::-1]
     is_shown = is_process_zero()
-    bar = tqdm.tqdm(total=len(distinct), desc="compile", unit="program", disable=not is_shown)
 
     def compile_one(program: Program) -> bool:
         if is_near_limit(*mappings_in_use()):
@@ -90,7 +90,7 @@ def compile_programs(programs: Sequence[Program], threads: int) -> int:
             bar.update(1)
         return True
 
-    with bar, ThreadPoolExecutor(threads) as pool:
+    with progress("compile", "program", len(distinct)) as bar, ThreadPoolExecutor(threads) as pool:
         count = sum(pool.map(compile_one, distinct))
     if is_shown:
         message = f"compiled {count} of {len(distinct)} programs ahead, {threads} at a time: "

@@ -25,6 +25,7 @@ from jax_ragrl.runtime.caches import cache_folder
 from jax_ragrl.runtime.mappings import free_programs_at_limit
 from jax_ragrl.runtime.memory import return_free_memory
 from jax_ragrl.runtime.multihost import is_process_zero
+from jax_ragrl.runtime.progress import phase
 
 COMPILING = "/jax/core/compile/backend_compile_duration"
 MIN_REPORTED_S = 1.0  # a program that compiles faster is not worth a line
@@ -33,6 +34,7 @@ HIT = "/jax/compilation_cache/cache_hits"
 MAX_BYTES = 4 << 30  # of all programs in the user's cache; those that were used last remain
 _durations: list[float] = []
 _hits: list[str] = []
+_called: set[str] = set()  # programs that have run once
 
 
 def _record(event: str, duration_secs: float, **_: object) -> None:
@@ -72,7 +74,9 @@ def report_compiling(program: str) -> Iterator[None]:
     """
     before = compile_seconds()
     try:
-        yield
+        with phase(f"{'running' if program in _called else 'compiling'} {program}"):
+            yield
+        _called.add(program)
     finally:
         seconds = compile_seconds() - before
         if seconds:

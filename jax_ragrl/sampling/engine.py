@@ -30,6 +30,7 @@ from jax.sharding import Mesh
 
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_cache import report_compiling
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import (
     commit_like,
     mesh_context,
@@ -98,10 +99,12 @@ class SlotEngine:
           ValueError: a prompt exceeds the longest prompt length.
         """
         rows: dict[int, list[Row]] = {}
-        # A grammar is an argument of the programs, so jobs with one grammar share the slots.
-        for numbers in by_grammar(jobs, self.shapes.prompt_lengths[-1]):
-            own = self.stream([(jobs[i], width) for i in numbers])
-            rows |= {numbers[n]: job_rows for n, job_rows in own}
+        with progress("sample", "prompt", len(jobs)) as bar:
+            # A grammar is an argument of the programs, so jobs with one grammar share the slots.
+            for numbers in by_grammar(jobs, self.shapes.prompt_lengths[-1]):
+                for n, job_rows in self.stream([(jobs[i], width) for i in numbers]):
+                    rows[numbers[n]] = job_rows
+                    bar.update(1)
         return [rows[i] for i in range(len(jobs))]
 
     def stream(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.runtime.small_programs import start, uses_one_core
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
@@ -128,15 +129,17 @@ def start_jobs(
 
     def finish() -> JobSamples:
         results: dict[int, list[Row]] = {}
-        for chunk in chunks:
-            batch, finish_batch = in_flight.popleft()
-            parts = finish_batch()
-            if not batch.is_one_program:
-                advance()
-            for draws, rows in zip(chunk.prompts, _rows_of(parts, chunk, width), strict=True):
-                # Rows of padding have no tokens.
-                work.tokens += sum(len(row.ids) for row in rows)
-                results |= _by_job(draws, rows, width)
+        with progress("sample", "prompt", len(jobs)) as bar:
+            for chunk in chunks:
+                batch, finish_batch = in_flight.popleft()
+                parts = finish_batch()
+                if not batch.is_one_program:
+                    advance()
+                for draws, rows in zip(chunk.prompts, _rows_of(parts, chunk, width), strict=True):
+                    # Rows of padding have no tokens.
+                    work.tokens += sum(len(row.ids) for row in rows)
+                    results |= _by_job(draws, rows, width)
+                bar.update(len(results) - bar.done)
         return [results[i] for i in range(len(jobs))]
 
     return finish

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.runtime.progress import fall_silent
 from jax_ragrl.serve.batcher import Batcher
 from jax_ragrl.serve.connections import Deadlines, make_server
 from jax_ragrl.serve.guard import Access, Guard, check_access
@@ -119,6 +120,7 @@ def listen(
         signal.signal(number, lambda *_: sys.exit(0))
     place = f"[{host}]" if ":" in host else host
     print(f"ragrl: {name} answers at http://{place}:{listener.getsockname()[1]}", flush=True)
+    fall_silent()
     app = application()
     app.state.drained = True
     # Others' `X-Forwarded-For` would let a client choose the address that its limit belongs to.

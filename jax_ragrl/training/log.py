@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from jax_ragrl.runtime.compile_cache import compile_seconds, compiled_programs
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.training.trackers import Trackers
 
 METRICS, TREES = "metrics.jsonl", "trees.jsonl"
@@ -101,9 +103,10 @@ class Log:
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
         )
         self._trackers = Trackers(projects, workdir)
-        self._bar = tqdm(total=steps, initial=start, desc="train", unit="step")
+        self._stack = contextlib.ExitStack()
+        self._bar = self._stack.enter_context(progress("train", "step", steps, initial=start))
         if start < steps:
-            self._bar.write(f"step {start + 1} compiles its programs first: it may take minutes")
+            self.say(f"step {start + 1} compiles its programs first: it may take minutes")
 
     def write(
         self, step: int, metrics: dict[str, float], trees: list[dict[str, Any]] | None
@@ -126,17 +129,17 @@ class Log:
         alarms = [key for key in matching_keys(metrics, self.ALARMS) if metrics[key]]
         keys = [*matching_keys(metrics, self.DISPLAY), *alarms]
         line = " ".join(f"{key} {format_number(metrics[key])}" for key in keys)
-        self._bar.write(f"step {step} {line}")
-        self._bar.update(step - self._bar.n)  # none for the evaluation before training, step 0
+        self.say(f"step {step} {line}")
+        self._bar.update(step - self._bar.done)  # none for the evaluation before training, step 0
         return row
 
     def say(self, text: str) -> None:
         """Prints a line above the progress bar."""
-        self._bar.write(text)
+        tqdm.write(text)
 
     def close(self) -> None:
         """Closes the files."""
-        self._bar.close()
+        self._stack.close()
         self._board.close()
         self._trackers.finish()
 

@@ -7,6 +7,7 @@ the system whose prompts are those of the examples.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
@@ -14,8 +15,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
-
-from tqdm import tqdm
 
 from jax_ragrl.config.kinds import LLM, Index, VectorIndex, WorldReaderConfig
 from jax_ragrl.config.schema import build, one_of
@@ -44,6 +43,7 @@ from jax_ragrl.run.config import TINY, Data, with_default_index
 from jax_ragrl.run.evaluate import NoSampler, evaluate
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, last_row, write_json
 from jax_ragrl.runtime.portable_random import shuffled
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.baselines.examples import (
     ANSWER,
@@ -257,15 +257,15 @@ def train_supervised(
     Raises:
       Preempted: the process received SIGTERM; the last step is saved.
     """
-    with open_unfinished(out, save_every) as unfinished:
+    with open_unfinished(out, save_every) as unfinished, contextlib.ExitStack() as stack:
         start, state, _ = unfinished.restore(policy.state)
         policy = policy._replace(state=state)
         # Later rows belong to steps that are now repeated.
         drop_after_step(out / "metrics.jsonl", start)
         # Skipped batches are generated again, so that a resumed run sees the same batches.
         rest = itertools.islice(data, start, steps)
-        bar = tqdm(rest, unit="step", initial=start, total=steps)
-        for step, batch in enumerate(bar, start + 1):
+        bar = stack.enter_context(progress("fine-tune", "step", steps, initial=start))
+        for step, batch in enumerate(rest, start + 1):
             begin, examples = time.perf_counter(), [encode(item) for item in batch]
             policy, metrics = imitate(policy, examples)
             seconds = {"time/step_s": round(time.perf_counter() - begin, 3)}
@@ -273,6 +273,7 @@ def train_supervised(
             long = sum(len(e.prompt) + len(e.target) > longest for e in examples)
             row = {"step": step, **metrics, "too_long": long, **seconds}
             append_row(out / "metrics.jsonl", row)
+            bar.update(1)
             unfinished.end_step(step, policy.state)
     return policy
 

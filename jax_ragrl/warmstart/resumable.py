@@ -12,11 +12,10 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tqdm import tqdm
-
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.types import Question
 
 CHUNK = 64  # items per rollout; a killed run loses at most one chunk
@@ -85,8 +84,8 @@ def run_resumable(
         # Rows without a log line are from a chunk that was interrupted.
         filter_rows(file, lambda row: row[name] in finished_ids)
         file.touch()
-    bar = tqdm(total=len(items), initial=len(items) - len(todo), unit=name)
-    with bar:
+    finished = len(items) - len(todo)
+    with progress(kind.rows, name, len(items), initial=finished) as bar:
         for start in range(0, len(todo), CHUNK):
             chunk = todo[start : start + CHUNK]
             results = source(chunk)
@@ -98,7 +97,8 @@ def run_resumable(
                     "fix this and rerun the same command to resume"
                 )
             _append(out, chunk, results, kind)
-            bar.update(len(chunk))
+            finished += len(chunk)
+            bar.update(finished - bar.done)  # a rollout has counted its questions
 
 
 def _append(
