@@ -37,6 +37,7 @@ from jax_ragrl.evaluation.table import (
     load_questions,
     open_retriever,
     select_systems,
+    with_differences,
 )
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
@@ -391,28 +392,41 @@ def load_cells(file: pathlib.Path) -> dict[tuple[str, str], Cell]:
 
 
 def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
-    """The table in Markdown, followed by the errors of its cells.
+    """The table in Markdown, its intervals, the differences to its first row, and its errors.
 
     Args:
       systems: names of the rows.
       sets: names of the columns.
       cells: cells by set and system; missing ones are shown as "…".
     """
-    lines = [["system", *sets], ["---"] * (1 + len(sets))]
-    lines += [[name, *(format_cell(cells.get((d, name))) for d in sets)] for name in systems]
+    rows: dict[str, dict[str, Any]] = {}  # by set
+    for data in sets:
+        own = with_differences({name: cells.get((data, name), {}) for name in systems})
+        rows[data] = {name: row for name, row in own.items() if row}
+
+    def table(names: Sequence[str], text_of: Callable[[Cell | None], str]) -> str:
+        lines = [["system", *sets], ["---"] * (1 + len(sets))]
+        lines += [[name, *(text_of(rows[d].get(name)) for d in sets)] for name in names]
+        return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
     scores = " / ".join(METRIC_NAMES[name] for name in CELL_SCORES)
     has_prices = (
         " / dollars" if any("dollars" in c.get("costs", {}) for c in cells.values()) else ""
     )
-    head = f"{scores} in percent; searches / model calls / tokens{has_prices} per answer\n\n"
-    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    page = f"{scores} in percent; searches / model calls / tokens{has_prices} per answer\n\n"
+    page += table(systems, format_cell)
+    if any(row.get("ci95") for own in rows.values() for row in own.values()):
+        page += f"\n95 % intervals of {scores}\n\n" + table(systems, format_intervals)
+    if any("difference" in row for own in rows.values() for row in own.values()):
+        page += f"\n{scores} minus that of {systems[0]} on the same questions, 95 % intervals\n\n"
+        page += table(systems[1:], format_differences)
     errors = [
         f"- {name} on {data}: {message}\n"
         for data in sets
         for name in systems
-        if (message := cell_error(cells.get((data, name), {})))
+        if (message := cell_error(rows[data].get(name, {})))
     ]
-    return head + table + ("\n" + "".join(errors) if errors else "")
+    return page + ("\n" + "".join(errors) if errors else "")
 
 
 def cell_error(cell: Cell) -> str:
@@ -437,3 +451,16 @@ def format_cell(cell: Cell | None) -> str:
     counts = {"failed": failures, "without a verdict of the judge": cell.get("unjudged", 0)}
     suffix = price + "".join(f" ({count} {what})" for what, count in counts.items() if count)
     return f"{scores}; {costs['retrieval_calls']:.3g} / {calls:.3g} / {tokens:.0f}{suffix}"
+
+
+def format_intervals(cell: Cell | None) -> str:
+    """The 95 % intervals of the scores of a cell."""
+    limits = (cell or {}).get("ci95", {})
+    return " / ".join("[{:.1f}, {:.1f}]".format(*limits[x]) for x in CELL_SCORES if x in limits)
+
+
+def format_differences(cell: Cell | None) -> str:
+    """The differences of a cell to the first one of its column, with their 95 % intervals."""
+    numbers = (cell or {}).get("difference", {})
+    texts = ("{:+.1f} [{:+.1f}, {:+.1f}]".format(*numbers[x]) for x in CELL_SCORES if x in numbers)
+    return " / ".join(texts)

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
@@ -59,6 +61,7 @@ from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.text.metrics import paired_bootstrap
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 
@@ -167,14 +170,44 @@ def evaluate_table(settings: TableSettings, out: pathlib.Path | None = None) -> 
     rows: dict[str, Any] = {"questions": len(questions), "llm": models.llm.name}
     if any(question.gold for question in questions):
         rows |= search_quality(retriever, questions) | report_gold(retriever, questions)
+    done: dict[str, dict[str, Any]] = {}
     with progress("evaluate", "system", len(names)) as bar:
         for name in names:
             bar.describe(name)
-            rows[name] = evaluate_row(name, context, models, questions)
+            done[name] = evaluate_row(name, context, models, questions)
+            rows |= with_differences(done)
             if out is not None:
                 write_json(out, rows)
             bar.update(1)
     return rows
+
+
+def with_differences(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Replaces the scores of each question in the rows of one question set by differences.
+
+    Args:
+      rows: by system, see `table_row`. The first one is the baseline of the others.
+
+    Returns:
+      The rows. `difference` has the name of the baseline (`to`), and by score the mean difference
+      over the questions that both systems answered, `[mean, low, high]` in percent with the 95 %
+      interval (`paired_bootstrap`).
+    """
+    baseline = next(iter(rows), "")
+    base = rows[baseline].get("by_question", {}) if rows else {}
+    new_rows = {}
+    for name, row in rows.items():
+        new_rows[name] = {key: value for key, value in row.items() if key != "by_question"}
+        own, difference = row.get("by_question", {}), {}
+        for metric in base.keys() & own.keys() if name != baseline else ():
+            pairs_N2 = np.array([base[metric], own[metric]], np.float64).T  # None becomes nan
+            before_N, after_N = pairs_N2[np.isfinite(pairs_N2).all(axis=1)].T
+            if len(before_N):
+                values = paired_bootstrap(after_N, before_N)
+                difference[metric] = [round(100 * value, 2) for value in values]
+        if difference:
+            new_rows[name]["difference"] = {"to": baseline, **dict(sorted(difference.items()))}
+    return new_rows
 
 
 def _write_run_file(
@@ -440,11 +473,16 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
 def table_row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:
     """A summary with 95 % intervals, and the scores per hop count and question kind if known.
 
-    `mistakes` counts the kinds of mistakes, see `run.mistakes`.
+    `mistakes` counts the kinds of mistakes, see `run.mistakes`. `by_question` has each score of
+    each question, from 0 to 1 and None for a failed one, see `with_differences`.
     """
     summary = result.summary()
     summary["mistakes"] = count_mistakes(prediction_rows(questions, result))
     summary["ci95"] = intervals(result)
+    summary["by_question"] = {
+        name: [round(score, 4) if np.isfinite(score) else None for score in x_Q.tolist()]
+        for name, x_Q in result.scores.items()
+    }
     if any(question.hops for question in questions):
         summary["hops"] = table(result, questions, lambda question: question.hops)
     if any(question.kind for question in questions):

@@ -43,6 +43,7 @@ class _Punctuation(dict[int, str]):
 DELETE, SPACE = _Punctuation(""), _Punctuation(" ")
 # Short answers that share words with longer answers by accident: only an exact match counts.
 CLOSED = frozenset(("yes", "no", "noanswer"))
+EQUAL = 1e-9  # scores that differ by less are equal but for rounding
 BLOCK = 4_000_000  # resampled indices in memory at once
 
 
@@ -180,13 +181,21 @@ def _resampled_means(x_N: np.ndarray, samples: int, seed: int = 0) -> Iterator[n
 
 
 def bootstrap_interval(
-    x: Sequence[float] | np.ndarray, *, samples: int = 10000
+    x: Sequence[float] | np.ndarray,
+    *,
+    samples: int = 10000,
+    bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float, float]:
     """Returns a mean and its 95 % percentile bootstrap interval (Efron 1979).
+
+    Resamples of equal scores are equal, although another question may have another score. Then the
+    interval is exact: if none of N questions has another score, the share of such questions is at
+    most p = 1 - 0.025^(1/N) (Clopper and Pearson 1934), and they may have a score at the bounds.
 
     Args:
       x: one finite score per question.
       samples: number of resamples.
+      bounds: the lowest and the highest possible score.
 
     Returns:
       (mean, low, high).
@@ -199,9 +208,14 @@ def bootstrap_interval(
         raise UserError(
             f"scores of shape {x_N.shape} have no interval: give one finite number per question"
         )
+    mean = float(x_N.mean())
+    if np.ptp(x_N) < EQUAL:
+        share = 1.0 - 0.025 ** (1.0 / len(x_N))
+        low, high = (mean + share * (bound - mean) for bound in bounds)
+        return mean, min(low, mean), max(high, mean)
     means = np.concatenate(list(_resampled_means(x_N, samples)))
     low, high = np.percentile(means, [2.5, 97.5])
-    return float(x_N.mean()), float(low), float(high)
+    return mean, float(low), float(high)
 
 
 def hierarchical_bootstrap(
@@ -274,7 +288,7 @@ def paired_bootstrap(
     """Returns the mean of `a - b` over the same questions, with its 95 % interval (Koehn 2004).
 
     Args:
-      a, b: scores of two systems on the same questions, in the same order.
+      a, b: scores from 0 to 1 of two systems on the same questions, in the same order.
 
     Returns:
       (mean_difference, low, high); the systems differ if the interval does not contain 0.
@@ -288,4 +302,4 @@ def paired_bootstrap(
         )
     # Resampling differences keeps each pair together: correlated scores have a narrower interval.
     difference_N = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
-    return bootstrap_interval(difference_N)
+    return bootstrap_interval(difference_N, bounds=(-1.0, 1.0))

@@ -55,6 +55,24 @@ def test_errors_are_listed_below_the_table():
     assert page.endswith("- y on a: OSError: down\n")
 
 
+def test_rows_are_compared_with_the_first_one_question_by_question():
+    better = {"f1": [1.0, None, 0.5, 1.0, 1.0], "em": [1.0, 1.0, 1.0, 1.0, None]}
+    base = {"f1": [0.0, 0.0, 0.5, None, 0.0], "em": [1.0, 1.0, 1.0, 1.0, 1.0]}
+    limits = {"f1": [10.0, 90.0], "em": [0.0, 45.93], "cover_em": [0.0, 1.0]}
+    cells = {
+        ("a", "x"): {**CELL, "by_question": base, "ci95": limits},
+        ("a", "y"): {**CELL, "by_question": better},
+        ("a", "z"): {"error": "OSError: down"},
+        ("b", "y"): {**CELL, "by_question": better},  # without a baseline yet
+    }
+    page = markdown(["x", "y", "z"], ["a", "b"], cells)
+    assert "| x | [10.0, 90.0] / [0.0, 45.9] / [0.0, 1.0] |  |\n" in page
+    head, _, rows = page.partition("minus that of x on the same questions")
+    # Equal pairs have an interval too: 4 equal ones allow 60 % of others.
+    assert "\n| y | +66.7 [+0.0, +100.0] / +0.0 [-60.2, +60.2] |  |\n| z |  |  |\n" in rows
+    assert "minus" not in markdown(["x"], ["a"], cells)
+
+
 def test_failed_and_truncated_cells_are_removed(tmp_path):
     file = tmp_path / "rows.jsonl"
     good, bad = ({"data": "a", "system": name} for name in "xy")
@@ -119,7 +137,7 @@ def test_a_failed_cell_is_retried_and_affects_no_other(sets, capsys, monkeypatch
         cells = {(row["data"], row["system"]): row for row in map(json.loads, lines)}
         assert cells["one", "direct"]["judge"] == 100.0
         assert cells["one", "direct"]["cover_em"] == pytest.approx(33.33)
-        assert cells["two", "direct"]["ci95"]["judge"] == [100.0, 100.0]
+        assert cells["two", "direct"]["ci95"]["judge"] == [15.81, 100.0]  # exact, of two
         is_broken[0], before = False, len(requests)
         assert run(sets, address, "direct", "standard_rag", judge=f"openai:m@{address}") == 0
         page = capsys.readouterr().out
@@ -276,6 +294,9 @@ def test_failures_leave_the_rest_of_a_table(option, broken, code, sets, capsys, 
         rows = json.loads((sets / "t.json").read_text())
         assert reason in (rows["direct"].get("error") or rows["direct"]["failed_with"])
         assert ("error" in rows["standard_rag"]) == (code == 2)
+        assert not any("by_question" in row for row in (rows["direct"], rows["standard_rag"]))
+        assert ("difference" in rows["standard_rag"]) == (broken == "one question")
+    assert ("minus that of direct" in page) == (broken == "one question")
 
 
 def test_finished_rows_survive_an_interruption(sets, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.text import metrics
@@ -185,9 +186,20 @@ def test_bootstrap_blocks_keep_the_number_of_resamples(monkeypatch):
 
 
 def test_pairing_detects_a_constant_gain():
-    b = np.random.default_rng(3).random(40)
-    mean, low, high = metrics.paired_bootstrap(b + 0.01, b)
-    np.testing.assert_allclose([mean, low, high], 0.01)
+    b = np.random.default_rng(3).random(40) / 2
+    mean, low, high = metrics.paired_bootstrap(b + 0.5, b)
+    assert mean == pytest.approx(0.5) and 0.3 < low < mean < high < 0.6
+
+
+@pytest.mark.parametrize("count", [1, 6, 50])
+def test_equal_scores_have_the_exact_interval(count):
+    """That of a binomial, which `scipy` computes in another way."""
+    for wins in (0, count):
+        exact = scipy.stats.binomtest(wins, count).proportion_ci(method="exact")
+        actual = metrics.bootstrap_interval(np.full(count, wins / count))
+        np.testing.assert_allclose(actual, [wins / count, exact.low, exact.high], atol=1e-12)
+    mean, low, high = metrics.paired_bootstrap([0.3] * count, [0.3] * count)
+    assert mean == 0.0 and low == -high == pytest.approx(0.025 ** (1 / count) - 1)
 
 
 def test_swapping_the_systems_flips_the_sign():
