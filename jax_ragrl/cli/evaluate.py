@@ -39,14 +39,18 @@ def add_commands(command: AddCommand) -> None:
 
 
 def _add_system_options(sub: argparse.ArgumentParser) -> None:
-    systems = "comma-separated names of systems; all, or workflows for MAO-ARAG's fixed workflows"
-    sub.add_argument("--systems", default="direct,standard_rag,c3po", help=systems)
+    systems = (
+        "comma-separated names of systems; all, or workflows for MAO-ARAG's fixed workflows "
+        "(default: direct,standard_rag, and c3po if there is a --policy)"
+    )
+    sub.add_argument("--systems", default="", help=systems)
     runs = "folders of runs: adds one row per run, for its system with its trained policies"
     sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=runs)
     sub.add_argument(
         "--policy",
-        default="tiny",
-        help=f"policy of the other systems: openai:MODEL[@URL], or {MODEL_FORMS}",
+        default="",
+        help=f"policy of the other systems: openai:MODEL[@URL], or {MODEL_FORMS} (default: tiny, "
+        "and none beside another --llm than tiny and world:)",
     )
     examples = "demonstrations (of ragrl demos) that precede the prompts of an openai: policy"
     sub.add_argument("--examples", type=data_path, metavar="FILE", help=examples)
@@ -60,7 +64,8 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
     judge = "language model that grades answers, in the format of --llm; adds the score 'judge'"
     sub.add_argument("--judge", default="", help=judge)
     sub.add_argument("--int8", action="store_true", help="int8 weights for a local --llm")
-    sub.add_argument("--style", default="tiny", help="style of the prompts: tiny or full")
+    style = "style of the prompts: tiny, for --llm tiny and world:, or full, for other models"
+    sub.add_argument("--style", default="", help=f"{style} (default: that of --llm)")
     sub.add_argument("--top-k", type=natural, default=5, help="passages per search")
     prices = "dollars per million prompt tokens and completion tokens of --llm, and per search"
     sub.add_argument(
@@ -190,17 +195,25 @@ def _table_settings(options: argparse.Namespace) -> TableSettings:
     from jax_ragrl.evaluation.table import RUN, TableSettings
     from jax_ragrl.llm.cache import FILE as CACHE_FILE
     from jax_ragrl.rollout.costs import Prices
+    from jax_ragrl.run.config import TINY
+    from jax_ragrl.run.world_folder import READER
 
-    systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
+    # The shipped policy and its prompts would be a poor partner of a real model.
+    is_real = not (options.llm == TINY or options.llm.startswith(READER))
+    policy, style = (options.policy or TINY, "tiny") if not is_real else (options.policy, "full")
+    names = options.systems or "direct,standard_rag" + (",c3po" if policy else "")
+    systems = (*names.split(","), *(f"{RUN}{folder}" for folder in options.runs))
     folder = options.workdir if options.data else options.out and options.out.absolute().parent
     # The values of options that are names of settings are taken as they are.
-    same = ("questions", "index_folder", "policy", "llm", "style", "top_k", "limit")
+    same = ("questions", "index_folder", "llm", "top_k", "limit")
     more = ("train", "judge", "int8", "retriever", "run_files", "shots")
     return TableSettings(
         **{name: getattr(options, name) for name in (*same, *more)},
         # An index holds its passages.
         corpus=options.corpus or options.index_folder,
         systems=systems,
+        policy=policy,
+        style=options.style or style,
         overrides=tuple(options.config),
         predictions=options.predictions or (options.workdir if options.data else None),
         prices=Prices(*options.prices),

@@ -49,7 +49,7 @@ from jax_ragrl.run.components import (
     server_retriever,
     shared_loader,
 )
-from jax_ragrl.run.config import SERVER, Job, load_job, parse_index, parse_llm
+from jax_ragrl.run.config import SERVER, TINY, Job, load_job, parse_index, parse_llm
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
@@ -76,7 +76,8 @@ class TableSettings(NamedTuple):
       systems: names in `SYSTEMS` or `WORKFLOWS`, `all`, `workflows`, or `run:WORKDIR` for a run of
         `ragrl train`, which has its own policies.
       policy: policy of the other systems: `tiny`, a Hugging Face folder, or a model on a server
-        that plays all roles, greedily: `openai:MODEL[@URL]`.
+        that plays all roles, greedily: `openai:MODEL[@URL]`. Empty: none, so that systems with
+        trained roles are refused, and left out of `all` and `workflows`.
       llm: frozen language model: `tiny`, a model folder, `openai:MODEL[@URL]`, or `world:FOLDER`
         for the rule-based reader of a folder that `ragrl world` wrote, in the style `tiny`.
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
@@ -255,7 +256,8 @@ def load_models(settings: TableSettings) -> TableModels:
         examples = settings.policy_examples, settings.shots
         served_models = served_policy(settings.policy, *examples, settings.cache)
         return TableModels(llm, judge, *served_models)
-    decoder, tokenizer = load(settings.policy, None, "float32")
+    # Without a policy the tokenizer counts tokens.
+    decoder, tokenizer = load(settings.policy or TINY, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
 
 
@@ -466,6 +468,18 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
             "workflow such as workflow_r_ag"
         )
     one_of("style", settings.style, ("tiny", "full"))
+    if not settings.policy:
+        unused: Any = None  # by builders, but for those in `LEARNERS`
+        builders = {**SYSTEMS, **WORKFLOWS}
+        context = BuildContext(settings.style, settings.top_k, unused, unused, ())
+        trained = {n for n in builders if n not in LEARNERS and builders[n](context).roles}
+        if named := [name for name in settings.systems if name in trained]:
+            raise UserError(
+                f"{named[0]} has roles that a policy plays, and there is none: give --policy "
+                f"(--policy {settings.llm} lets the language model play them), or leave {named[0]} "
+                "out"
+            )
+        several = {key: [n for n in names if n not in trained] for key, names in several.items()}
     names = [one for name in settings.systems for one in several.get(name, [name])]
     return tuple(dict.fromkeys(names))
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jax_ragrl.cli import evaluate as evaluate_command
 from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats import save_questions
@@ -247,6 +248,35 @@ def test_all_names_each_system_that_can_be_built():
     assert select_systems(settings("all", train=NOWHERE)) == tuple(SYSTEMS)
     assert set(SYSTEMS) - set(select_systems(settings("all"))) == LEARNERS
     assert select_systems(settings("ircot", "direct")) == ("ircot", "direct")
+
+
+def test_without_a_policy_no_system_that_needs_one_is_evaluated():
+    names = select_systems(settings("all", "workflows", policy=""))
+    assert {"direct", "standard_rag", "ircot", "workflow_ag"} <= set(names)
+    assert not {"c3po", "coda", "search_r1"} & set(names)
+    with pytest.raises(UserError, match="c3po has roles .* there is none: give --policy"):
+        select_systems(settings("direct", "c3po", policy=""))
+    assert "c3po" in select_systems(settings("all"))
+
+
+@pytest.mark.parametrize(
+    "args, policy, style, systems",
+    [
+        ([], "tiny", "tiny", ("direct", "standard_rag", "c3po")),
+        (["--llm", "world:w"], "tiny", "tiny", ("direct", "standard_rag", "c3po")),
+        (["--llm", "openai:m"], "", "full", ("direct", "standard_rag")),
+        (["--llm", "smollm2", "--policy", "p"], "p", "full", ("direct", "standard_rag", "c3po")),
+        (["--llm", "smollm2", "--policy", "tiny", "--style", "tiny"], "tiny", "tiny", None),
+        (["--llm", "smollm2", "--systems", "coda"], "", "full", ("coda",)),
+    ],
+)
+def test_policy_and_style_follow_the_language_model(args, policy, style, systems, monkeypatch):
+    calls = []
+    monkeypatch.setattr(evaluate_command, "_evaluate_set", lambda *a, **_: calls.append(a[0]))
+    assert main(["evaluate", "--questions", "q", *args]) == 0
+    (actual,) = calls
+    assert (actual.policy, actual.style) == (policy, style)
+    assert systems is None or actual.systems == systems
 
 
 def test_fixed_workflows_are_named_apart_from_all():
