@@ -15,14 +15,16 @@ from typing import Any
 from jax_ragrl import __version__
 from jax_ragrl.config.kinds import LISTWISE, BM25Index, Index, PipelineIndex, VectorIndex
 from jax_ragrl.config.schema import local
-from jax_ragrl.corpus.data_path import set_name
+from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.by_name import SMOLLM2, TINY, local_model
 from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.hub import is_uri, parse_data_file
 from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.warmstart.unfinished import MODEL
 
 CARD = "README.md"
+WARM_START = ", after a warm start"
 TAGS = ("jax_ragrl", "retrieval-augmented-generation", "reinforcement-learning")
 LICENSE_KEYS = ("license", "license_name", "license_link")
 APACHE = {"license": "apache-2.0"}
@@ -112,10 +114,29 @@ def base_model(model: str, folder: Path) -> Base:
     terms = {key: str(card[key]) for key in LICENSE_KEYS if card.get(key)}
     if local_model(model) is None:
         return Base(model, model.partition("@")[0], terms)
+    if (start := _warm_start_of(folder)) is not None:
+        return start
     origin = card.get("base_model")
     # A card may list several models, as that of a merge does.
     parent = origin if isinstance(origin, str) else ""
     return Base(local(model).name, parent, terms, is_parent=bool(parent))
+
+
+def _warm_start_of(folder: Path) -> Base | None:
+    """Returns what the model of a warm start derives from; None if a folder is no such model."""
+    file = folder.resolve().parent / "config.json"
+    values = load_saved_config(file) if folder.name == MODEL and file.is_file() else {}
+    if "policy" not in values:
+        return None
+    if not values["policy"]:
+        return Base("a new model, after a warm start")
+    try:
+        model = values["policy"]
+        base = base_model(model, local_model(model) or Path())
+    except UserError:  # a folder that was moved since, or a relative path
+        return None
+    label = base.label if base.label.endswith(WARM_START) else base.label + WARM_START
+    return dataclasses.replace(base, label=label, is_parent=True)
 
 
 def read_front_matter(file: Path) -> dict[str, Any]:
@@ -232,8 +253,15 @@ def data_label(values: Mapping[str, Any]) -> str:
         world = values.get("data", {}).get("world") or {}
         return f"generated encyclopedia (`ragrl world --size {world.get('size', 240)} --seed " \
                f"{world.get('seed', 0)}`)"  # fmt: skip
-    names = [name if is_uri(name) else set_name(name) for name in _data_names(values)]
+    names = [_written_name(name) for name in _data_names(values)]
     return ", ".join(dict.fromkeys(names))
+
+
+def _written_name(name: str) -> str:
+    """The name of a data file as the config has it; of a path out of the folder, its last part."""
+    path = Path(name)
+    is_private = path.is_absolute() or {"..", "~"} & {*path.parts[:1]}
+    return path.name if is_private and not is_uri(name) else name
 
 
 def _roles(facts: CardFacts) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from jax_ragrl import __version__
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import (
+    SMOLLM2_NAME,
     Base,
     CardFacts,
     base_model,
@@ -24,6 +26,7 @@ from jax_ragrl.export.card import (
     hub_datasets,
     result_lines,
 )
+from jax_ragrl.models import by_name
 from jax_ragrl.run.config import load_job
 
 FILES = {
@@ -101,7 +104,9 @@ def test_the_text_states_system_roles_data_and_version():
 def test_data_are_named_without_paths_of_the_machine():
     label = data_label({"data": {"files": FILES}})
     nq = "hf://datasets/owner/nq@v1"
-    assert label == f"{nq}/train.jsonl, hotpotqa, {nq}/test.jsonl, wiki"
+    assert label == f"{nq}/train.jsonl, train.jsonl, dev.jsonl, {nq}/test.jsonl, wiki.jsonl"
+    written = {"train": "nq:train", "test": "my/test.csv", "corpus": "../me/pages"}
+    assert data_label({"data": {"files": written}}) == "nq:train, my/test.csv, pages"
     assert hub_datasets({"data": {"files": FILES}}) == {"owner/nq"}
 
 
@@ -162,6 +167,30 @@ def test_an_adapter_does_not_load_on_what_its_base_derives_from(tmp_path):
     text = card_text(facts(base_model(str(tmp_path), tmp_path), adapter=True))
     assert 'from_pretrained("FOLDER OF THE BASE MODEL")' in text
     assert yaml.safe_load(text.split("---")[1])["base_model"] == "owner/base"
+
+
+def warm_start(out, policy):
+    (out / "checkpoint").mkdir(parents=True)
+    (out / "config.json").write_text(json.dumps({"policy": policy}))
+    return str(out / "checkpoint")
+
+
+def test_a_warm_start_is_followed_to_the_model_that_it_started_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(by_name, "_smollm2", lambda: tmp_path)
+    first = warm_start(tmp_path / "warm", "smollm2")
+    second = warm_start(tmp_path / "again", first)
+    for model in (first, second):
+        base = base_model(model, Path(model))
+        text = card_text(facts(base, adapter=True))
+        assert f"| started from | {SMOLLM2_NAME}, after a warm start |" in text
+        assert f"`apache-2.0`, that of {SMOLLM2_NAME}, after a warm start, from" in text
+        assert yaml.safe_load(text.split("---")[1])["base_model"] == SMOLLM2_NAME
+        # An adapter belongs on the weights of the warm start, which have no public name.
+        assert 'from_pretrained("FOLDER OF THE BASE MODEL")' in text
+    new = warm_start(tmp_path / "new", "")
+    assert base_model(new, Path(new)).label == "a new model, after a warm start"
+    moved = warm_start(tmp_path / "moved", "nowhere/at/all")
+    assert base_model(moved, Path(moved)) == Base("checkpoint")
 
 
 def test_the_license_of_a_base_comes_from_its_card(tmp_path):
