@@ -34,7 +34,6 @@ HIT = "/jax/compilation_cache/cache_hits"
 MAX_BYTES = 4 << 30  # of all programs in the user's cache; those that were used last remain
 _durations: list[float] = []
 _hits: list[str] = []
-_called: set[str] = set()  # programs that have run once
 
 
 def _record(event: str, duration_secs: float, **_: object) -> None:
@@ -74,9 +73,8 @@ def report_compiling(program: str) -> Iterator[None]:
     """
     before = compile_seconds()
     try:
-        with phase(f"{'running' if program in _called else 'compiling'} {program}"):
+        with phase(f"compile or run {program}"):
             yield
-        _called.add(program)
     finally:
         seconds = compile_seconds() - before
         if seconds:

@@ -73,7 +73,8 @@ class Task:
         if not self.unit:
             return f"{self.label}: {duration(seconds)} so far"
         goal = "" if self._total is None else f" of {self._total:,}"
-        line = f"{self.label}: {self.done:,}{goal} {self.unit}s"
+        units = self.unit + ("es" if self.unit.endswith("ch") else "s")
+        line = f"{self.label}: {self.done:,}{goal} {units}"
         if not done or not seconds:
             return f"{line}, {duration(seconds)} so far"
         pace = done / seconds

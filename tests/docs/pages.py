@@ -5,6 +5,7 @@ A marker is an HTML comment on the line directly above a block:
     <!-- run -->               a bash block that a slow test runs
     <!-- not run: REASON -->   a block that no test runs; commands of `ragrl` are still checked
     <!-- slow: REASON -->      a Python block that only a slow test executes
+    <!-- file: NAME.py -->     a Python block that the bash blocks of its page find as a file
 
 Python blocks are executed; the blocks of a page share a namespace, in order.
 """

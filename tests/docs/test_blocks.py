@@ -40,7 +40,10 @@ def test_shell_blocks_run_or_say_why_not(block: Block):
 
 
 @pytest.mark.parametrize("block", SHELL_BLOCKS, ids=lambda block: block.name)
-def test_commands_parse_and_their_files_exist(block: Block, capsys):
+def test_commands_parse_and_their_files_exist(block: Block, capsys, tmp_path, monkeypatch):
+    if write_files(block, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
     for words in commands(block.text):
         for name in files_of(words):
             assert (ROOT / name).exists(), f"{name} is not in the repository"
@@ -154,7 +157,7 @@ def test_python_blocks_run(page: pathlib.Path, tmp_path, monkeypatch):
     workplace(tmp_path, monkeypatch)
     namespace: dict = {"__name__": "__main__"}
     for block in blocks(page, PYTHON):
-        if block.marker and not block.marker.startswith("slow: "):
+        if block.marker and not block.marker.startswith(("slow: ", "file: ")):
             assert REASON.fullmatch(block.marker), f"{block.name}: say why it is not run"
             compile(block.text, block.name, "exec")
             continue
@@ -168,9 +171,18 @@ def test_python_blocks_run(page: pathlib.Path, tmp_path, monkeypatch):
 )
 def test_marked_shell_blocks_run(block: Block, tmp_path, monkeypatch):
     workplace(tmp_path, monkeypatch)
+    write_files(block, tmp_path)
     script = "set -euo pipefail\n" + re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def write_files(block: Block, folder: pathlib.Path) -> bool:
+    """Writes the files that the page of a block shows; returns whether there are any."""
+    markers = [other for other in blocks(ROOT / block.file, PYTHON) if "file: " in other.marker]
+    for other in markers:
+        (folder / other.marker.removeprefix("file: ")).write_text(other.text)
+    return bool(markers)
 
 
 def workplace(folder: pathlib.Path, monkeypatch) -> None:

@@ -40,10 +40,10 @@ def test_a_line_has_the_pace_and_the_time_left():
     now[0] += 221.0
     task.update(1)
     assert task.line() == "train: 3 of 12 steps, 221.0 s per step, about 33 min left"
-    task = progress.Task("read", "passage", clock=lambda: now[0])
+    task = progress.Task("read", "batch", clock=lambda: now[0])
     now[0] += 40.0
     task.update(80)
-    assert task.line() == "read: 80 passages, 2.0 per s"
+    assert task.line() == "read: 80 batches, 2.0 per s"
 
 
 def test_a_short_loop_prints_nothing_without_a_terminal(capsys):
@@ -62,7 +62,7 @@ def test_every_command_breaks_its_silence(capsys, monkeypatch):
     assert main(["config", "x.py"]) == 0
     first, *_, last = lines_of(capsys)
     assert first.startswith("ragrl: config: ") and first.endswith("s so far")
-    assert "fine-tune: 0 of 12 steps" in last and "compiling update 2 x 8: " in last
+    assert "fine-tune: 0 of 12 steps" in last and "compile or run update 2 x 8: " in last
     assert "config" not in last and not progress._open
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
