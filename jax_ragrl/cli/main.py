@@ -47,7 +47,6 @@ DESCRIPTION = (
 EPILOG = "\n'ragrl COMMAND --help' lists the options of a command."
 PACKAGE = pathlib.Path(__file__).parents[1]
 # Saved, because `main` replaces it.
-DEFAULT_FORMAT = warnings.formatwarning
 DEFAULT_HOOK = sys.unraisablehook
 FULL = "the disk is full ({}): free some space and run the same command again"
 LIMITED = "a file may not become larger ({}): raise the limit (ulimit -f) and run again"
@@ -131,10 +130,12 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats warnings of this package like its errors, without a position in the code."""
-    if category is UserWarning and PACKAGE in pathlib.Path(filename).parents:
-        return f"ragrl: {safe_line(str(message))}\n"
-    return DEFAULT_FORMAT(message, category, filename, lineno, line)
+    """Formats a warning like an error of a user: one line, without a position in the code."""
+    # A warning of another library has its name, so that a reader knows whom to ask.
+    place = pathlib.Path(filename)
+    is_own = category is UserWarning or PACKAGE in place.parents
+    origin = "" if is_own else f" ({category.__name__}, {place.parent.name}/{place.name})"
+    return f"ragrl: warning: {safe_line(str(message))}{origin}\n"
 
 
 def _report_unraisable(event: sys.UnraisableHookArgs) -> None:

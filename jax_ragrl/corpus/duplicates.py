@@ -151,5 +151,5 @@ def report_duplicates(corpus: Corpus, near: bool = False) -> dict[str, Any]:
     """Returns `describe_duplicates` of a corpus, with a line on stderr if there are any."""
     report = describe_duplicates(corpus.passages, near)
     if line := warning(report, len(corpus)):
-        print(f"ragrl: {line}", file=sys.stderr)
+        print(f"ragrl: warning: {line}", file=sys.stderr)
     return report

@@ -129,7 +129,9 @@ def _cached_passages(
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         # A read-only index folder is common on clusters and costs only memory.
-        print(f"ragrl: {folder} cannot be written: keeping {path} in memory", file=sys.stderr)
+        print(
+            f"ragrl: warning: {folder} cannot be written: keeping {path} in memory", file=sys.stderr
+        )
     # None if nothing was written: the caller then reads the file from its start.
     return store.open_passages(target, source)
 

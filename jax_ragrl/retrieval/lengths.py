@@ -61,4 +61,4 @@ def report_long(passages: Sequence[Passage], units: Units) -> None:
     """Counts long passages in a line on stderr; `units` come from the encoder, or are words."""
     long = long_passages(passages, units)
     if line := describe_long(long, len(passages)):
-        print(f"ragrl: {line}", file=sys.stderr)
+        print(f"ragrl: warning: {line}", file=sys.stderr)

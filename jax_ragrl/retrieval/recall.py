@@ -136,8 +136,8 @@ def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[s
     count = len({name for question in questions for name in question.gold})
     if missing:
         print(
-            f"ragrl: {len(missing)} of {count} gold passages are not in the corpus, such as "
-            f"{missing[0]!r}: no search can return them, and recall counts them as misses; the "
+            f"ragrl: warning: {len(missing)} of {count} gold passages are not in the corpus, such "
+            f"as {missing[0]!r}: no search can return them, and recall counts them as misses; the "
             f"corpus has {example_names(corpus.passages)}",
             file=sys.stderr,
         )

@@ -34,8 +34,8 @@ def free_programs_at_limit(mappings: pathlib.Path = MAPPINGS, limit: pathlib.Pat
         return False
     jax.clear_caches()
     message = (
-        f"dropped the compiled programs: {count} of {maximum} memory mappings were in use. A "
-        "higher vm.max_map_count (sysctl) avoids it"
+        f"ragrl: warning: dropped the compiled programs: {count} of {maximum} memory "
+        "mappings were in use. A higher vm.max_map_count (sysctl) avoids it"
     )
     tqdm.tqdm.write(message, file=sys.stderr)
     return True

@@ -366,12 +366,19 @@ def test_the_help_explains_config_options(command, capsys):
     assert "--config=FILE" in capsys.readouterr().out.split("options:")[1]
 
 
-def test_warnings_of_the_package_omit_the_code_position(capsys):
+@pytest.mark.parametrize(
+    "file, category, origin",
+    [
+        (loop.__file__, UserWarning, ""),
+        (loop.__file__, FutureWarning, ""),
+        ("/usr/lib/python3/contextlib.py", UserWarning, ""),  # the caller of a context
+        ("/venv/site-packages/other/math.py", RuntimeWarning, " (RuntimeWarning, other/math.py)"),
+    ],
+)
+def test_a_warning_is_one_line_without_a_position_in_the_code(file, category, origin, capsys):
     error_line(capsys, "report", "nowhere")  # installs the format
-    warning = UserWarning("mind the gap")
-    assert warnings.formatwarning(warning, UserWarning, loop.__file__, 3) == "ragrl: mind the gap\n"
-    assert "other.py:3" in warnings.formatwarning(warning, UserWarning, "other.py", 3)
-    assert "loop.py:3" in warnings.formatwarning(warning, DeprecationWarning, loop.__file__, 3)
+    text = warnings.formatwarning(category("mind\nthe gap"), category, file, 3, "a line")
+    assert text == f"ragrl: warning: mind the gap{origin}\n"
 
 
 def test_without_a_command_the_map_of_commands_is_printed(capsys):
