@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.schema import section_class
+from jax_ragrl.config.schema import kinds_in, section_class
 
 SECTIONS = re.compile(r"^\s*(Fields|Args|Attributes):\s*$")
 ENTRY = re.compile(r"^(\s+)([\w, `]+?)\s*(?:\([^)]*\))?:\s+(.*)$")
@@ -59,7 +59,14 @@ def config_keys(
             section = value if isinstance(value, Mapping) else {}
             # Another kind of the same section has other keys.
             own = default if type(default) is inner else None
-            yield from config_keys(inner, section, f"{prefix}{name}.", own)
+            kinds = kinds_in(hint)
+            for key in config_keys(inner, section, f"{prefix}{name}.", own):
+                # A section shows the keys of its own kind alone.
+                if len(kinds) > 1 and key.name == f"{prefix}{name}.kind":
+                    more = f" Each kind has its own keys: --config.{key.name}=KIND shows them."
+                    words = " or ".join(map(repr, kinds))
+                    key = key._replace(type=words, meaning=key.meaning + more)
+                yield key
             continue
         meaning = meanings.get(name, "") or only_value(hint) or sentences_about(text, name)
         default_words = default_text(default, is_required)

@@ -61,12 +61,29 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
     return result
 
 
-def _wrong_keys(cls: type, values: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Yields a message per unknown key, then per missing one."""
+def _wrong_keys(
+    cls: type, values: Mapping[str, Any], where: str, kinds: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """Yields a message per unknown key, then per missing one.
+
+    Args:
+      cls: the dataclass of the section.
+      values: the keys of the section.
+      where: the dotted path of the section.
+      kinds: the dataclasses of the section by kind, if it has kinds.
+    """
     is_required = _required(cls)
+    others = {
+        kind: [name for name in _required(member) if name not in is_required]
+        for kind, member in (kinds or {}).items()
+    }
+    of_others = "".join(
+        f"; of kind {kind}: {', '.join(own)}" for kind, own in others.items() if own
+    )
     for name in values:
         if name not in is_required:
-            yield f"unknown config key {where}.{name}: {_suggest(name, list(is_required))}"
+            hint = f"{_suggest(name, list(is_required))}{of_others}"
+            yield f"unknown config key {where}.{name}: {hint}"
     # After the unknown keys: a misspelled key is both unknown and missing, and its name is the
     # cause.
     for name in is_required:
@@ -86,10 +103,10 @@ def problems(hint: Any, value: Any, where: str = "config") -> list[str]:
     if cls is None or not isinstance(value, Mapping):
         return _refusal(lambda: convert(hint, value, where))
     hints, unread = _hints(cls), dict[str, str]()
-    if kinds := _kinds_in(hint):
+    if kinds := kinds_in(hint):
         unread = _unread(kinds, value.get("kind", next(iter(kinds))), value, where)
     known = {name: value[name] for name in value if name not in unread}
-    found = [*unread.values(), *_wrong_keys(cls, known, where)]
+    found = [*unread.values(), *_wrong_keys(cls, known, where, kinds)]
     for name in (name for name in value if name in hints):
         inner = problems(hints[name], value[name], f"{where}.{name}")
         path = f"{where}.{name}"
@@ -116,7 +133,7 @@ def section_class(hint: Any, value: Any) -> type | None:
     members = _members(hint)
     if len(members) == 1:
         return section_class(members[0], value)
-    kinds = _kinds_in(hint)
+    kinds = kinds_in(hint)
     kind = value.get("kind", next(iter(kinds), "")) if isinstance(value, Mapping) else ""
     return kinds.get(str(kind))
 
@@ -128,7 +145,7 @@ def _members(hint: Any) -> list[Any]:
     return [member for member in typing.get_args(hint) if member is not type(None)]
 
 
-def _kinds_in(hint: Any) -> dict[str, Any]:
+def kinds_in(hint: Any) -> dict[str, Any]:
     """Returns the dataclasses of a union of sections by kind; nothing for another type."""
     members = _members(hint)
     is_kinds = len(members) > 1 and all(map(dataclasses.is_dataclass, members))
@@ -194,7 +211,8 @@ def _union(members: list[Any], value: Any, where: str) -> Any:
     kinds = kinds_of(typing.Union[tuple(members)])  # noqa: UP007 (the members are not static)
     kind = value.get("kind", next(iter(kinds)))
     one_of(f"{where.removeprefix('config.')}.kind", kind, kinds)
-    for problem in _unread(kinds, kind, value, where).values():
+    unread = _unread(kinds, kind, value, where)
+    for problem in [*unread.values(), *_wrong_keys(kinds[kind], value, where, kinds)]:
         raise UserError(problem)
     return build(kinds[kind], value, where)
 

@@ -326,15 +326,17 @@ def gain(summary: Mapping[str, Any], key: str = "gain") -> dict[str, Any] | None
 
 def reward(run: RunData) -> dict[str, Any] | None:
     """The mean reward over steps, its moving average, and the accuracies during training."""
-    rewards, accuracies = curve(run.metrics, "reward/mean"), curve(run.metrics, "eval/accuracy")
+    own, accuracies = curve(run.metrics, "reward/own"), curve(run.metrics, "eval/accuracy")
+    # Forced branches have their share of the leaves, however much the policy learns.
+    rewards = own if own.steps else curve(run.metrics, "reward/mean")
     if not rewards.steps:
         return None
     average = charts.smooth_curve(rewards)
     lines = [charts.Line("reward", rewards, faint=True), charts.Line("", average)]
     if accuracies.steps:
         lines.append(charts.Line("accuracy", accuracies, "c1", dots=True))
-    picture = charts.line_chart(lines, "Mean reward of the leaves over training steps")
-    return {"picture": picture, "has_accuracy": bool(accuracies.steps)}
+    picture = charts.line_chart(lines, "Mean reward over training steps")
+    return {"picture": picture, "is_own": bool(own.steps), "has_accuracy": bool(accuracies.steps)}
 
 
 def strategies(run: RunData) -> dict[str, Any] | None:

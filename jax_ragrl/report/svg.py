@@ -142,7 +142,7 @@ def axes(frame: Frame, y_ticks: Sequence[float], form: str) -> Markup:
     steps = [
         text(frame.x(v), base, f"{v:g}", "middle")
         for v in xs
-        if v < frame.x1 and frame.x(v) <= free
+        if v == int(v) and v < frame.x1 and frame.x(v) <= free
     ]
     return join([*rules, *steps, text(right, base, last, "end")])
 

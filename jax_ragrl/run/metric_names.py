@@ -30,6 +30,11 @@ class Metric(NamedTuple):
 
 ROLLOUT = (
     Metric("reward/mean", "reward", "mean reward of the leaves of all rollouts"),
+    Metric(
+        "reward/own",
+        "reward",
+        "mean reward of the actions that the policy chose itself, if others are forced",
+    ),
     Metric("reward_term/<term>", "reward", "mean of one summand of the leaves' reward (CoDA)"),
     Metric("strategy_reward/<strategy>", "reward", "mean reward of the leaves of a strategy"),
     Metric("role_reward/<role>", "reward", "mean reward of a role's sampled actions themselves"),

@@ -69,7 +69,8 @@ class Log:
 
     # A name that ends with "/" stands for all metrics that begin with it, see `matching_keys`.
     DISPLAY = (
-        *("reward/mean", "kl/mean", "clip_frac", "entropy", "response_length/mean", "valid_frac/"),
+        *("reward/mean", "reward/own", "kl/mean", "clip_frac", "entropy"),
+        *("response_length/mean", "valid_frac/"),
         *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
         *("time/rollout_s", "time/train_s"),
     )

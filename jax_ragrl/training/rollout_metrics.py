@@ -40,6 +40,7 @@ def describe_rollout(
     """
     return (
         _sizes(forest)
+        | own_reward(forest)
         | _reward_terms(forest, reward_terms)
         | (reward_order(forest, metric) if metric else {})
         | _role_metrics(forest, credit_N)
@@ -66,6 +67,30 @@ def _sizes(forest: Forest) -> dict[str, float]:
         "failed": float(len(forest.failed_questions)),
         "policy_tokens": float(policy_tokens(forest)),
     }
+
+
+def own_reward(forest: Forest) -> dict[str, float]:
+    """Returns `reward/own`: the mean reward of the policy's own choices; empty without forced ones.
+
+    Forced actions have the same share of the leaves whatever the policy prefers. Here a leaf counts
+    with the product, over the decisions above it, of the share of the samples that chose its
+    action. Questions of which no leaf was sampled do not count.
+    """
+    if not forest.forced_N.any() or not forest.leaf_N.any():
+        return {}
+    samples_N, weight_N = forest.multiplicity_N - forest.forced_N, np.ones(len(forest.records))
+    for group in sibling_groups(forest):
+        weight_N[group] = samples_N[group] / max(samples_N[group].sum(), 1)
+    for node, parent in enumerate(forest.parent_N.tolist()):  # parents come before their children
+        if parent >= 0:
+            weight_N[node] *= weight_N[parent]
+    question_L, weight_L = forest.question_N[forest.leaf_N], weight_N[forest.leaf_N]
+    total_Q = np.bincount(question_L, weight_L)
+    reward_Q = np.bincount(question_L, weight_L * forest.reward_N[forest.leaf_N])
+    has_own_Q = total_Q > 0
+    if not has_own_Q.any():
+        return {}
+    return {"reward/own": float((reward_Q[has_own_Q] / total_Q[has_own_Q]).mean())}
 
 
 def policy_tokens(forest: Forest) -> int:

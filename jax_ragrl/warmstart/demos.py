@@ -114,7 +114,12 @@ def _demo(record: Record) -> Demo:
 
 @dataclasses.dataclass(frozen=True)
 class DemoData:
-    """A file of demonstrations, and the roles to train; empty: all."""
+    """The demonstrations to learn from.
+
+    Fields:
+      demos: the file of demonstrations that `ragrl demos` wrote.
+      roles: the roles to train; empty: all.
+    """
 
     demos: str
     roles: tuple[str, ...] = ()

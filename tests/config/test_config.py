@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import ml_collections
 import pytest
 
+from jax_ragrl.config.keys import config_keys
 from jax_ragrl.config.overrides import load_config
-from jax_ragrl.config.schema import build
+from jax_ragrl.config.schema import build, convert, problems
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.run import config as run_config
+from jax_ragrl.warmstart.demos import WarmStart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,3 +137,21 @@ def test_the_last_override_of_a_list_counts():
     arguments = [f"--config.packing.row_lengths=({n},)" for n in (128, 256)]
     file = pathlib.Path(__file__).parents[2] / "configs" / "tiny" / "c3po.py"
     assert tuple(load_config(file, arguments)["packing"]["row_lengths"]) == (256,)
+
+
+def test_an_unknown_key_of_a_section_with_kinds_shows_the_keys_of_all_kinds():
+    with pytest.raises(UserError, match="url: valid keys are model.*of kind openai: base_url"):
+        convert(run_config.LLM, {"kind": "local", "url": "http://host"}, "config.llm")
+    (text,) = problems(run_config.LLM, {"kind": "local", "url": "http://host"}, "config.llm")
+    assert "of kind openai: base_url" in text
+
+
+def test_a_section_shows_its_other_kinds():
+    keys = {key.name: key for key in config_keys(run_config.Job, {"index": {"kind": "bm25"}})}
+    assert "'scann' or 'exact' or 'bm25' or 'remote'" in keys["index.kind"].type
+    assert "--config.index.kind=KIND" in keys["index.kind"].meaning and "index.k1" in keys
+
+
+def test_every_key_of_a_warm_start_on_demonstrations_has_a_description():
+    keys = list(config_keys(WarmStart, {"data": {"demos": "d"}, "optimizer": {}}))
+    assert [key.name for key in keys if not key.meaning] == []

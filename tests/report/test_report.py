@@ -6,13 +6,14 @@ import html.parser
 import json
 import pathlib
 import re
+import types
 from typing import Any
 
 import pytest
 
 from jax_ragrl.cli.train import _print_facts
 from jax_ragrl.errors import UserError
-from jax_ragrl.report import build_report, charts
+from jax_ragrl.report import build, build_report, charts
 from jax_ragrl.report.build import TIMES, render, times
 from jax_ragrl.report.charts import smooth
 from jax_ragrl.report.load import Curve, RunData, by_step, curve, load_run
@@ -434,6 +435,18 @@ def test_ticks_are_few_equidistant_and_inside(low, high):
     gaps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
     assert 2 <= len(marks) <= 7 and gaps == pytest.approx([gaps[0]] * len(gaps))
     assert low - 1e-9 <= marks[0] and marks[-1] <= high + 1e-9
+
+
+def test_steps_are_whole_numbers():
+    picture = axes(Frame(600, 200, 1, 2, 0, 1), (0, 1), "{:g}")
+    assert re.findall(r">(1\.\d+)<", picture) == [] and ">1<" in picture and ">step 2<" in picture
+
+
+def test_the_reward_curve_is_that_of_the_own_choices_if_others_are_forced():
+    rows = [{"step": step, "reward/mean": 0.5} for step in (1, 2)]
+    own = [row | {"reward/own": row["step"] / 4} for row in rows]
+    flat, rising = (build.reward(types.SimpleNamespace(metrics=x)) for x in (rows, own))
+    assert not flat["is_own"] and rising["is_own"] and flat["picture"] != rising["picture"]
 
 
 def test_a_frame_maps_corners_to_corners():

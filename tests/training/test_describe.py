@@ -71,6 +71,24 @@ def test_the_valid_fraction_counts_samples_with_multiplicity():
     assert metrics["valid_frac/router"] == 6 / 8
 
 
+def test_the_reward_of_own_choices_leaves_forced_ones_out():
+    """Six of eight samples chose the rewarded route; without a choice there is no metric."""
+    texts = {"router": ["[No Retrieval]"] * 6 + ["nonsense"] * 2}
+    forest = play(Tape(texts), expander=wide)
+    leaves = np.flatnonzero(forest.leaf_N)
+    forest.reward_N[leaves] = [float(forest.records[i].answer is not None) for i in leaves]
+    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    assert metrics["reward/own"] == 6 / 8 and metrics["reward/mean"] == 1 / 2
+    alone = play(Tape(always(router="[No Retrieval]")))
+    assert "reward/own" not in describe_rollout(alone, np.zeros(len(alone.records)))
+
+    def forced(effect, question) -> Branching:
+        return Branching(0, (ForcedAction("[No Retrieval]"),))
+
+    forest = play(Tape(texts), expander=forced)
+    assert "reward/own" not in describe_rollout(forest, np.zeros(len(forest.records)))
+
+
 def test_a_step_of_failed_questions_has_only_sizes():
     down = EffectError("down")
     tape = Tape(always(router="[No Retrieval]"), replies={"answer_direct": down})
