@@ -53,11 +53,12 @@ class Task:
         """
         self.label, self.unit, self.done, self._initial = label, unit, initial, initial
         self._total, self._clock, self._start = total, clock, clock()
+        self._latest = self._start  # time of the latest unit
         self.bar: tqdm.tqdm[None] | None = None
 
     def update(self, count: int) -> None:
         """Adds finished units."""
-        self.done += count
+        self.done, self._latest = self.done + count, self._clock()
         if self.bar is not None:
             self.bar.update(count)
 
@@ -77,11 +78,16 @@ class Task:
         line = f"{self.label}: {self.done:,}{goal} {units}"
         if not done or not seconds:
             return f"{line}, {duration(seconds)} so far"
-        pace = done / seconds
-        line += f", {pace:,.1f} per s" if pace >= 1 else f", {1 / pace:.1f} s per {self.unit}"
+        # The time since the latest unit belongs to the next one, unless that is overdue.
+        waited = seconds - (self._latest - self._start)
+        per_unit = (seconds - waited) / done
+        if waited >= per_unit:
+            waited, per_unit = 0.0, seconds / done
+        pace = 1 / per_unit
+        line += f", {pace:,.1f} per s" if pace >= 1 else f", {per_unit:.1f} s per {self.unit}"
         if self._total is None:
             return line
-        return f"{line}, about {duration((self._total - self.done) / pace)} left"
+        return f"{line}, about {duration((self._total - self.done) * per_unit - waited)} left"
 
 
 def duration(seconds: float) -> str:

@@ -40,6 +40,10 @@ def test_a_line_has_the_pace_and_the_time_left():
     now[0] += 221.0
     task.update(1)
     assert task.line() == "train: 3 of 12 steps, 221.0 s per step, about 33 min left"
+    now[0] += 180.0
+    assert task.line() == "train: 3 of 12 steps, 221.0 s per step, about 30 min left"
+    now[0] += 70.0
+    assert task.line() == "train: 3 of 12 steps, 471.0 s per step, about 71 min left"
     task = progress.Task("read", "batch", clock=lambda: now[0])
     now[0] += 40.0
     task.update(80)
