@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,9 +45,9 @@ def accumulate(
     pairs = [(batch.rows, target) for batch, target in zip(batches, targets, strict=True)]
     with progress("update", "batch", len(pairs)) as bar:
         for rows, target in shard_batch(pairs, spec.mesh):
-            if len(sums) > 1:  # without the wait, batches would count before they are computed
-                jax.block_until_ready(sums[-2])
-                bar.update(1)
+            # A batch counts when it is computed, not when it is started, and nothing waits for it.
+            ready = (all(x.is_ready() for x in jax.tree.leaves(batch)) for batch in sums)
+            bar.update(sum(itertools.takewhile(bool, ready)) - bar.done)
             with report_compiling(f"update {shape_of(rows)}"):
                 grads, batch_sums, batch_outputs = gradient(
                     model.with_params(params),
