@@ -53,9 +53,9 @@ def test_calls_tokens_and_rounds_are_counted_per_question():
 def test_intervals_and_tables_leave_out_failed_questions():
     scores = {"em": np.array([1.0, float("nan"), 1.0, float("nan")]), "f1": np.full(4, np.nan)}
     result = Result(scores, {}, {}, {}, {}, {}, ())
-    assert intervals(result) == {"em": [100.0, 100.0]}
+    assert intervals(result) == {"em": [15.81, 100.0]}  # exact, of two
     rows = table(result, [ANN, BOB, BOB, ANN], lambda question: question.id)
-    assert [rows[q.id]["em"] for q in (ANN, BOB)] == [[100.0] * 3] * 2
+    assert [rows[q.id]["em"] for q in (ANN, BOB)] == [[100.0, 2.5, 100.0]] * 2
     assert "f1" not in rows[ANN.id] and rows[ANN.id]["questions"] == 2
 
 
