@@ -1,10 +1,10 @@
-r"""The rollout loop, the only code that performs effects: live states in, a forest out.
+r"""The rollout loop, the only code that performs effects: questions in, a forest out.
 
-A round asks every live branch of every question for its next effects, performs them in one batched
+A round asks every live branch of every question for its effects, performs them in one batched
 call per kind, and advances the branches:
 
     branches            a                    b                    c                   d
-    next_effects     Generate             Search              CallLLM               Done
+    effects          Generate             Search              CallLLM               Done
                         |                    |                    |                   |
     batched call     sampler             retriever         language model             |
                         |                    |                    |                   |
@@ -17,7 +17,7 @@ call per kind, and advances the branches:
 The three calls run concurrently, see `rollout.scheduler`. The result of a branch never depends on
 the other branches in the batch.
 
-A state that waits for several effects gets all replies together, in the order of its effects. Its
+A branch that waits for several effects gets all replies together, in the order of its effects. Its
 actions become a chain of nodes: the first action is the parent of the second.
 """
 
@@ -44,7 +44,7 @@ from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, S
 from jax_ragrl.rollout.expand import Branching, Expander
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action, parse_action
 from jax_ragrl.rollout.scheduler import run_branches
-from jax_ragrl.rollout.system import Reply, State, System
+from jax_ragrl.rollout.system import Execution, Reply, State, System
 from jax_ragrl.rollout.tree import (
     LEAF,
     SEARCH,
@@ -137,7 +137,7 @@ def collect(
     """Rolls out every question until all branches have ended; rewards are still 0.
 
     Args:
-      system: the state machine.
+      system: the system.
       expander: how many actions are tried in each state.
       questions: the batch. Seeds derive from the ids of questions; a repeated id gets other seeds.
       environment: sampler, retriever and frozen language model.
@@ -155,7 +155,7 @@ def collect(
         # Negative, so that the path of a repeated question equals no path of its first copy.
         prefix = (-repeats[question.id],) if repeats[question.id] else ()
         paths = [prefix + ((number,) if rollouts > 1 else ()) for number in own]
-        live += [Branch(system.start(question), i, path=path) for path in paths]
+        live += [Branch(Execution(system, question), i, path=path) for path in paths]
         repeats[question.id] += 1
     live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
     rollout = BatchRollout(system, expander, tuple(questions), environment, seed)
@@ -187,10 +187,6 @@ class BatchRollout:
     places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
     token_counts: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def effects_of(self, branch: Branch) -> tuple[Effect, ...]:
-        """Returns the effects that a branch waits for."""
-        return _as_tuple(self.system.next_effects(branch.state))
 
     @property
     def calls(self) -> dict[type, BatchedCall]:
@@ -272,7 +268,7 @@ class BatchRollout:
             seed=self._seed(pending),
             history=effect.history,
             question=question,
-            state=branch.state,
+            state=branch.execution.state,
         )
 
     def _call_llm(self, pending: Sequence[PendingEffect]) -> list[Sequence[str | EffectError]]:
@@ -330,8 +326,7 @@ class BatchRollout:
             case Generate() as generate:
                 return self._expand(branch, generate, cast(Sequence[Action], replies[0]))
             case Search():
-                state = self.system.advance(branch.state, replies[0])
-                return [branch._replace(state=state)]
+                return [branch._replace(execution=branch.execution.advance(cast(Hits, replies[0])))]
             case CallLLM():
                 return self._branch_on_texts(branch, cast(Sequence[str], replies[0]))
 
@@ -345,9 +340,9 @@ class BatchRollout:
                 continue
             child = branch._replace(path=(*branch.path, i))
             child, parsed = self._add_node(child, effect, action)
-            state = self.system.advance(branch.state, parsed)
-            self.records[child.parent].state = state
-            own[action.ids] = child._replace(state=state)
+            execution = branch.execution.advance(parsed)
+            self.records[child.parent].state = execution.state
+            own[action.ids] = child._replace(execution=execution)
         # 2. The rollout continues with all of them, or with the first `follow` after `skip`.
         branching = self.expander(effect, self.questions[branch.question].text)
         if branching.follow is None:
@@ -356,12 +351,12 @@ class BatchRollout:
         first_ids = {*list(distinct)[: branching.follow]}
         # 3. The searches of the others may still be made, for rewards that read the passages.
         rest = [b._replace(is_followed=False) for ids, b in own.items() if ids not in first_ids]
-        searching = [b for b in rest if branching.peek and self._only_searches(b)]
+        searching = [
+            b
+            for b in rest
+            if branching.peek and all(isinstance(e, Search) for e in b.execution.effects)
+        ]
         return [b for ids, b in own.items() if ids in first_ids] + searching
-
-    def _only_searches(self, branch: Branch) -> bool:
-        effects = self.effects_of(branch)
-        return all(isinstance(effect, Search) for effect in effects)
 
     def _record_passages(self, branch: Branch, replies: Sequence[EffectReply]) -> None:
         """Stores the passages of a search at the action before it."""
@@ -407,12 +402,13 @@ class BatchRollout:
                 nodes.append(chain.parent)
                 values.append(parsed)
             else:
-                values.append(cast(Hits, reply) if isinstance(effect, Search) else _single(reply))
-        state = self.system.advance(branch.state, tuple(values))
+                is_search = isinstance(effect, Search)
+                values.append(cast(Hits, reply) if is_search else str(_single(reply)))
+        execution = branch.execution.advance(tuple(values))
         for node in nodes:
-            self.records[node].state = state
+            self.records[node].state = execution.state
         # The path grows by one level, as after a single action, so that later seeds differ.
-        return chain._replace(state=state, path=(*branch.path, 0) if nodes else branch.path)
+        return chain._replace(execution=execution, path=(*branch.path, 0) if nodes else branch.path)
 
     def _branch_on_texts(self, branch: Branch, texts: Sequence[str]) -> list[Branch]:
         """Returns one branch per distinct text of the language model."""
@@ -420,7 +416,7 @@ class BatchRollout:
         distinct = list(dict.fromkeys(texts))
         return [
             branch._replace(
-                state=self.system.advance(branch.state, text),
+                execution=branch.execution.advance(str(text)),  # without its costs
                 path=(*branch.path, i) if len(texts) > 1 else branch.path,
             )
             for i, text in enumerate(distinct)
@@ -471,18 +467,14 @@ class BatchRollout:
             parent=branch.parent,
             question=branch.question,
             role=LEAF,
-            depth=branch.state.depth,
+            depth=done.depth,
             path=branch.path,
             round=branch.round,
             calls=branch.calls,
             answer=done.answer,
             finish_reason=done.finish_reason,
-            state=branch.state,
+            state=branch.execution.state,
         )
-
-
-def _as_tuple(effects: Effect | tuple[Effect, ...]) -> tuple[Effect, ...]:
-    return (effects,) if isinstance(effects, Effect) else tuple(effects)
 
 
 def _single(replies: Any) -> Any:

@@ -67,10 +67,17 @@ class CallLLM(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The end of a rollout. Without an answer, `answer` is None."""
+    """The end of a rollout.
+
+    Fields:
+      answer: the answer, or None.
+      finish_reason: why the rollout ended.
+      depth: the number of decision levels down to the end, for reports.
+    """
 
     answer: str | None
     finish_reason: str = ""
+    depth: int = 0
 
 
 Effect = Generate | Search | CallLLM | Done

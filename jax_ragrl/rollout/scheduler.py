@@ -82,8 +82,6 @@ class Rollout(Protocol):
         """Samples actions, and further ones that arrive; yields each with its number."""
         ...
 
-    def effects_of(self, branch: Branch) -> tuple[Effect, ...]: ...
-
     def advance(
         self, branch: Branch, effects: tuple[Effect, ...], replies: list[EffectReply]
     ) -> list[Branch]:
@@ -168,7 +166,7 @@ class _Scheduler:
             if branch.question in self.rollout.failures:
                 continue
             self.live[branch.question] += 1
-            effects = self.rollout.effects_of(branch)
+            effects = branch.execution.effects
             waits = [slot for slot, effect in enumerate(effects) if not isinstance(effect, Done)]
             waiting = WaitingBranch(branch, effects, [None] * len(effects), len(waits))
             for slot in waits:

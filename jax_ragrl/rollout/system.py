@@ -1,13 +1,14 @@
-"""The interface of a system: a pure state machine over effects, and the base class of its states.
+"""The interface of a system: one generator per question, which yields effects and receives replies.
 
-A system never performs an effect. The rollout asks `next_effects` for the effects that a state
-waits for, performs them, and passes the replies to `advance`.
+A system never performs an effect. An `Execution` runs the generator of a question up to the effects
+that it waits for; the rollout performs them and passes the replies to `Execution.advance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import dataclasses
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
@@ -19,26 +20,77 @@ from jax_ragrl.types import Hits, Passage, Question
 Reply = ParsedAction | Hits | str
 
 
-class State:
-    """Base class of the states of all systems: the fields that rollouts, metrics and reports read.
+class Fault(NamedTuple):
+    """A note that the system corrected an error instead of ending the rollout."""
 
-    A system's own state is a frozen dataclass that inherits these defaults and declares the fields
-    that it uses. (This class is not a dataclass itself: it would fix the order of the fields.)
+    error: str
+
+
+class StrategyChoice(NamedTuple):
+    """A note of the strategy that the rollout chose; empty before the choice."""
+
+    strategy: str
+
+
+class Shown(NamedTuple):
+    """A note of the passages that a role is about to read, such as a filter's candidates."""
+
+    passages: tuple[Passage, ...]
+
+
+class Used(NamedTuple):
+    """A note of the passages that the rollout uses for its answer."""
+
+    passages: tuple[Passage, ...]
+
+
+# A generator yields an effect, a tuple of effects, or a note: a named tuple that is no effect. It
+# receives the reply to an effect, a tuple of replies to several effects, and None for a note.
+Steps = Generator[Effect | tuple[Any, ...], Any, Any]
+AnyNote = TypeVar("AnyNote", bound=tuple[Any, ...])
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A question and the replies so far, from which every rollout can be repeated.
 
     Fields:
-      depth: the number of decision levels so far.
-      strategy: the strategy that the rollout chose; empty before the choice, and None if the system
-        has no strategies.
-      faults: errors that the state corrected instead of ending the rollout.
-      candidates: the passages that a reading role (filter, selector) chooses from.
-      documents: the passages that the rollout uses.
+      question: the question.
+      replies: the reply to each step: a `Reply`, or a tuple of them for several effects.
+      notes: the notes before the effects that the question waits for.
     """
 
-    depth: int = 0
-    strategy: str | None = None
-    faults: tuple[str, ...] = ()
-    candidates: tuple[Passage, ...] = ()
-    documents: tuple[Passage, ...] = ()
+    question: Question
+    replies: tuple[Reply | tuple[Reply, ...], ...] = ()
+    notes: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The errors that the system corrected instead of ending the rollout."""
+        return tuple(note.error for note in self.notes if isinstance(note, Fault))
+
+    @property
+    def strategy(self) -> str | None:
+        """The strategy of the rollout: empty before the choice, None if there are no strategies."""
+        # A system that calls another one may note a strategy twice: the last one counts.
+        note = self.latest(StrategyChoice)
+        return note.strategy if note else None
+
+    @property
+    def candidates(self) -> tuple[Passage, ...]:
+        """The passages that a reading role (filter, selector) chooses from."""
+        note = self.latest(Shown)
+        return note.passages if note else ()
+
+    @property
+    def documents(self) -> tuple[Passage, ...]:
+        """The passages that the rollout uses."""
+        note = self.latest(Used)
+        return note.passages if note else ()
+
+    def latest(self, kind: type[AnyNote]) -> AnyNote | None:
+        """Returns the last note of a class; None if there is none."""
+        return next((note for note in reversed(self.notes) if isinstance(note, kind)), None)
 
 
 # States travel between processes and into checkpoints, with the replies and effects that they hold.
@@ -46,12 +98,7 @@ declare(State, Reply, Effect)
 
 
 class System(Protocol):
-    """A system of language-model agents.
-
-    States are values: a branch of the rollout copies its state. `next_effects` and `advance` accept
-    the states of this system, and `advance` the replies to its effects: a `Reply`, or a tuple of
-    replies in the order of the effects if `next_effects` returned several. Both must be pure.
-    """
+    """A system of language-model agents."""
 
     @property
     def style(self) -> str:
@@ -65,14 +112,82 @@ class System(Protocol):
     def roles(self) -> Mapping[str, Role]:
         """The roles by name."""
 
-    def start(self, question: Question) -> State:
-        """Returns the initial state of a question."""
+    def steps(self, question: Question) -> Steps:
+        """Yields the effects of a question in order, and notes; the last effect is `Done`.
 
-    def next_effects(self, state: Any) -> Effect | tuple[Effect, ...]:
-        """Returns the effect, or effects, that a state waits for; `Done` alone ends the rollout."""
+        The effects must be a pure function of the question and the replies: branches of a rollout
+        repeat them.
+        """
 
-    def advance(self, state: Any, reply: Any) -> State:
-        """Returns the state after the reply."""
+
+class Execution:
+    """A system's work on one question, suspended at the effects that it waits for.
+
+    An execution is a value: `advance` may be called once per branch. The first call continues the
+    suspended generator; each later one repeats the recorded replies in a new generator.
+
+    Attributes:
+      state: the question, the replies so far and the notes.
+      effects: the effects to perform; `Done` alone ends the rollout.
+    """
+
+    def __init__(self, system: System, question: Question):
+        self._system = system
+        self._steps: Steps | None = system.steps(question)
+        self.effects, notes = _next_effects(self._steps, None)
+        self.state = State(question, (), notes)
+
+    def advance(self, reply: Reply | tuple[Reply, ...]) -> Execution:
+        """Returns the execution after a reply; after a tuple of replies to several effects."""
+        state, steps, self._steps = self.state, self._steps, None
+        if steps is None:
+            steps = self._system.steps(state.question)
+            for earlier in (None, *state.replies):
+                effects, _ = _next_effects(steps, earlier)
+            if effects != self.effects:
+                raise UserError(
+                    f"{type(self._system).__name__}.steps yielded other effects for the same "
+                    "question and replies, so a rollout cannot branch: make it a pure function of "
+                    "both, without random numbers or counters of its own"
+                )
+        after = object.__new__(Execution)
+        after._system, after._steps = self._system, steps
+        after.effects, notes = _next_effects(steps, reply)
+        after.state = State(state.question, (*state.replies, reply), state.notes + notes)
+        return after
+
+
+def _next_effects(
+    steps: Steps, reply: Any
+) -> tuple[tuple[Effect, ...], tuple[tuple[Any, ...], ...]]:
+    """Sends a reply (None starts the generator); returns the next effects, and the notes before."""
+    notes: list[tuple[Any, ...]] = []
+    name = getattr(steps, "__qualname__", "steps")
+    try:
+        value = steps.send(reply)
+        while not isinstance(value, Effect) and hasattr(value, "_fields"):
+            notes.append(value)
+            value = next(steps)
+    except StopIteration:
+        raise UserError(
+            f"{name} ended without an answer: a system yields Done(answer) as its last effect, or "
+            "Done(None, reason)"
+        ) from None
+    effects = (value,) if isinstance(value, Effect) else value
+    if isinstance(effects, tuple) and effects and all(isinstance(e, Effect) for e in effects):
+        return effects, tuple(notes)
+    raise UserError(
+        f"{name} yielded {value!r:.80}, which a rollout cannot perform: yield an effect, a tuple "
+        "of effects, or a note such as Fault"
+    )
+
+
+def all_of(effects: Sequence[Effect]) -> Steps:
+    """Yields several effects at once; returns a tuple with one reply per effect."""
+    # A lone reply comes without a tuple around it.
+    if len(effects) == 1:
+        return ((yield effects[0]),)
+    return (yield tuple(effects)) if effects else ()
 
 
 def check_members(system: Any) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.effects import Effect
+from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Expander, single_chain
-from jax_ragrl.rollout.roles import Role
-from jax_ragrl.rollout.system import State, System
+from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.system import Steps, System
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record
 from jax_ragrl.types import Question
 
@@ -41,17 +40,28 @@ class WrappedSystem:
         """The roles of the inner system."""
         return self.system.roles
 
-    def start(self, question: Question) -> State:
-        """Returns the initial state of the inner system."""
-        return self.system.start(question)
+    def steps(self, question: Question) -> Steps:
+        """Yields the effects of the inner system."""
+        return self.system.steps(question)
 
-    def next_effects(self, state: Any) -> Effect | tuple[Effect, ...]:
-        """Returns the next effects of the inner system."""
-        return self.system.next_effects(state)
 
-    def advance(self, state: Any, reply: Any) -> State:
-        """Returns the next state of the inner system."""
-        return self.system.advance(state, reply)
+def with_actions(steps: Steps, write: Callable[[Generate], ParsedAction | None]) -> Steps:
+    """Yields the effects of a system except the actions that are written in place of a policy.
+
+    Args:
+      steps: the effects.
+      write: returns the action, or None to leave it to the policy. Of concurrent actions it writes
+        all or none.
+    """
+    value = next(steps)
+    while True:
+        effects = (value,) if isinstance(value, Generate) else value
+        actions = tuple(write(e) if isinstance(e, Generate) else None for e in effects)
+        if not actions or None in actions:
+            value = steps.send((yield value))
+        else:
+            # A lone reply comes without a tuple around it.
+            value = steps.send(actions if len(actions) > 1 else actions[0])
 
 
 def innermost_system(system: System) -> System:
@@ -117,7 +127,7 @@ class Recipe:
     """A paper as a table of choices over the shared parts.
 
     Fields:
-      system: the state machine that is rolled out in training.
+      system: the system that is rolled out in training.
       reward: from a forest to the immediate reward of each node, float32 `[N]`: the reward of the
         answer on leaves, the terms of a role on its actions.
       credit: the paper's credit: from a forest and its rewards to the learning signal per node,

@@ -1,4 +1,4 @@
-"""Tagged turns, and the search loop that CoDA's executor shares with the single-agent baselines.
+"""Tagged turns, and the conversations of CoDA's roles and of the single-agent baselines.
 
 A turn is free text that ends with one action between tags, such as `<search>query</search>`. A
 conversation only grows. Only the text of the agent is parsed, never an observation.
@@ -6,14 +6,17 @@ conversation only grows. Only the text of the agent is parsed, never an observat
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
+from jax_ragrl.rollout.effects import Generate, ModelOutput, Observation, Search, Segment
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.system import Shown, Steps
 from jax_ragrl.text.patterns import between, choice, enclosed, line, lines
+from jax_ragrl.text.prompts import format_passages, template
+from jax_ragrl.types import Message
 
 THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answer"
 
@@ -78,69 +81,71 @@ def _closing(tag: str) -> re.Pattern[str]:
     return re.compile(f"</{tag}>")
 
 
-# --- Conversations and the search loop ----------------------------------------------------------
+# --- Conversations ------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Conversation:
-    """The conversation of one agent about a question or a task.
+# From a valid or malformed action that is no answer, and the depth of the next action, to the text
+# of the observation after it, and the depth after it. The text comes from a generator of effects.
+Observe = Callable[[ParsedAction, int], Steps]
 
-    Fields:
-      about: the text of the question or the task.
-      history: the actions of the agent and the observations so far.
-      turns: the number of actions, malformed ones included.
+
+def converse(
+    role: str, messages: tuple[Message, ...], max_turns: int, observe: Observe, depth: int = 1
+) -> Steps:
+    """Alternates actions of a role and observations until it answers.
+
+    Args:
+      role: the name of the role.
+      messages: the prompt, which begins the conversation.
+      max_turns: the maximum number of actions, malformed ones included.
+      observe: yields the effects of an action, and returns the observation.
+      depth: the depth of the first action.
+
+    Returns:
+      The answer, empty if there is none; why the conversation ended; the depth of the next action.
     """
-
-    about: str
     history: tuple[Segment, ...] = ()
-    turns: int = 0
-
-    def with_action(self, action: ParsedAction) -> Conversation:
-        """Appends an action as the sampled token ids; also a malformed action uses a turn."""
-        # Token in, token out: re-encoding decoded text could yield other ids than were sampled.
-        history = (*self.history, ModelOutput(action.ids))
-        return dataclasses.replace(self, history=history, turns=self.turns + 1)
-
-    def with_observation(self, text: str) -> Conversation:
-        """Appends an observation."""
-        return dataclasses.replace(self, history=(*self.history, Observation(text)))
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchLoop:
-    """An agent that searches until it answers: a pure state.
-
-    Fields:
-      conversation: the conversation so far.
-      query: the query of the pending search; empty if the agent acts next.
-      result: the answer; empty if there is none.
-      finish_reason: why the loop ended: `answered`, out of turns, or a sampler error. Empty before.
-    """
-
-    conversation: Conversation
-    query: str = ""
-    result: str = ""
-    finish_reason: str = ""
-
-    def after_action(self, action: ParsedAction, max_turns: int, retry: str) -> SearchLoop:
-        """Returns the state after an action.
-
-        Args:
-          action: the parsed action; without ids if the sampler wrote nothing.
-          max_turns: the maximum number of actions.
-          retry: the observation after a malformed action.
-        """
-        conversation = self.conversation.with_action(action)
+    for turn in itertools.count(1):
+        action = yield Generate(role, messages, depth, history)
+        depth += 1
         if action.action == ANSWER:
-            return SearchLoop(conversation, result=action.args[0], finish_reason="answered")
-        # A search in the last turn is not performed: no turn is left to read its passages.
-        if not action.ids or conversation.turns >= max_turns:
-            reason = "Out of Turns" if action.ids else action.error
-            return SearchLoop(conversation, finish_reason=reason)
-        if action.action == SEARCH:
-            return SearchLoop(conversation, query=action.args[0])
-        return SearchLoop(conversation.with_observation(retry))
+            return action.args[0], "answered", depth
+        # An action in the last turn is not carried out: no turn is left to read its result. There
+        # are no ids if the sampler wrote nothing.
+        if not action.ids or turn >= max_turns:
+            return "", "Out of Turns" if action.ids else action.error, depth
+        text, depth = yield from observe(action, depth)
+        # Token in, token out: re-encoding decoded text could yield other ids than were sampled.
+        history += (ModelOutput(action.ids), Observation(text))
 
-    def after_search(self, documents: str) -> SearchLoop:
-        """Returns the state after a search; `documents` is the text of its passages."""
-        return SearchLoop(self.conversation.with_observation(documents))
+
+def search_passages(style: str, top_k: int, chat: bool, action: ParsedAction, depth: int) -> Steps:
+    """Performs the search of an action; a malformed one gets a reminder. See `Observe`.
+
+    Args:
+      style: the prompt style.
+      top_k: passages per search.
+      chat: see `observation`.
+      action: the action.
+      depth: the depth of the next action, which is returned as it is.
+    """
+    if action.action != SEARCH:
+        return observation(style, "retry_executor", chat), depth
+    hits = yield Search(action.args[0], top_k)
+    yield Shown(hits.passages)
+    documents = format_passages(style, hits.passages)
+    return observation(style, "documents", chat, documents=documents), depth
+
+
+def observation(style: str, name: str, chat: bool, **values: str) -> str:
+    """Returns the text of an observation.
+
+    Args:
+      style: the prompt style.
+      name: the name of the prompt.
+      chat: whether observations are chat turns of the user; otherwise they are separate lines in
+        the turn of the assistant.
+      values: the values of the placeholders in the prompt.
+    """
+    text = template(style, name).substitute(values)
+    return text if chat else f"\n{text}\n"

@@ -49,7 +49,7 @@ def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
       name: the template of the user message.
       values: the placeholders of the template and their values.
     """
-    return _with_system(style, template(style, name).substitute(values))
+    return (*_system(style), Message("user", template(style, name).substitute(values)))
 
 
 def conversations(style: str) -> dict[str, tuple[Message, ...]]:
@@ -59,15 +59,16 @@ def conversations(style: str) -> dict[str, tuple[Message, ...]]:
         raise UserError(f"no prompts of style {style!r}: create {folder}, or use another style")
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".txt"))
     names = [name for file in files if (name := file.removesuffix(".txt")) != "system"]
-    return {name: _with_system(style, template(style, name).template) for name in names}
+    prompts = {name: Message("user", template(style, name).template) for name in names}
+    return {name: (*_system(style), message) for name, message in prompts.items()}
 
 
-def _with_system(style: str, text: str) -> tuple[Message, ...]:
-    message = Message("user", text)
+@functools.cache  # systems write prompts far more often than an operating system should be asked
+def _system(style: str) -> tuple[Message, ...]:
     # Optional: most styles have all instructions in the user message.
     if not (_folder(style) / "system.txt").is_file():
-        return (message,)
-    return Message("system", template(style, "system").substitute()), message
+        return ()
+    return (Message("system", template(style, "system").substitute()),)
 
 
 def format_passages(

@@ -13,7 +13,6 @@ from jax_ragrl.rollout.effects import CallLLM, Done, Generate, ModelOutput, Obse
 from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.rollout.system import State
 from jax_ragrl.rollout.tree import NO_PARENT
 from jax_ragrl.run.components import policy_folder
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -21,14 +20,6 @@ from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, BOB, Tape, action, passage
 
 PROMPT = (Message("user", "go"),)
-
-
-class Values(State, tuple):
-    """A state that is a tuple of values, such as the replies so far."""
-
-
-class Count(State, int):
-    """A state that is a number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +30,11 @@ class Fan:
     def roles(self):
         return {"left": Role("left", ParsedAction), "right": Role("right", ParsedAction)}
 
-    def start(self, question: Question):
-        return Values()
-
-    def next_effects(self, state):
-        if state:
-            return Done(state[0].text + state[1].text + state[3])
+    def steps(self, question: Question):
         request = LLMRequest("answer", (Message("system", "be brief"), *PROMPT))
-        return Generate("left", PROMPT), Generate("right", PROMPT), Search("q", 2), CallLLM(request)
-
-    def advance(self, state, replies):
-        return Values(replies)
+        actions = Generate("left", PROMPT), Generate("right", PROMPT)
+        left, right, _, text = yield (*actions, Search("q", 2), CallLLM(request))
+        yield Done(left.text + right.text + text)
 
 
 def fan(expander=single_chain, **options):
@@ -64,7 +49,7 @@ def test_concurrent_actions_form_a_chain_in_one_round():
     assert [r.round for r in forest.records] == [0, 0, 1]
     left, right, leaf = forest.records
     assert leaf.answer == "LRthree words here"
-    assert left.state == right.state == leaf.state and len(leaf.state) == 4
+    assert left.state == right.state == leaf.state and len(leaf.state.replies[0]) == 4
     assert left.parsed.text == "L" and right.parsed.ids == right.action.ids
 
 
@@ -107,14 +92,10 @@ class Again:
     def roles(self):
         return {"a": Role("a", ParsedAction)}
 
-    def start(self, question: Question):
-        return Count()
-
-    def next_effects(self, state):
-        return Done("end") if state == 2 else (Generate("a", PROMPT), Generate("a", PROMPT))
-
-    def advance(self, state, replies):
-        return Count(state + 1)
+    def steps(self, question: Question):
+        for _ in range(2):
+            yield Generate("a", PROMPT), Generate("a", PROMPT)
+        yield Done("end")
 
 
 def test_every_action_of_a_rollout_has_its_own_seed():
@@ -127,10 +108,10 @@ def test_every_action_of_a_rollout_has_its_own_seed():
 class Lookup(Again):
     """An action, then two concurrent searches."""
 
-    def next_effects(self, state):
-        if state == 0:
-            return Generate("a", PROMPT)
-        return Done("end") if state == 2 else (Search("q", 2), Search("r", 1))
+    def steps(self, question: Question):
+        yield Generate("a", PROMPT)
+        yield Search("q", 2), Search("r", 1)
+        yield Done("end")
 
 
 def test_an_action_stores_the_passages_of_its_searches():
@@ -147,26 +128,21 @@ class Line:
     def roles(self):
         return {"a": Role("a", ParsedAction)}
 
-    def start(self, question: Question):
-        return Values()
+    def steps(self, question: Question):
+        first = yield Generate("a", PROMPT)
+        second = yield Generate("a", PROMPT)
+        yield from self.end(first.text + second.text)
 
-    def next_effects(self, state):
-        return Done("".join(state)) if len(state) == 2 else Generate("a", PROMPT)
-
-    def advance(self, state, parsed):
-        return Values((*state, parsed.text))
+    def end(self, text: str):
+        yield Done(text)
 
 
 class Late(Line):
     """Then a search and an answer; the first action pays for both."""
 
-    def next_effects(self, state):
-        request = LLMRequest("answer", PROMPT)
-        asked = Search("q", 2, turn=0), CallLLM(request, turn=0)
-        return asked if len(state) == 2 else Done("") if len(state) > 2 else Generate("a", PROMPT)
-
-    def advance(self, state, reply):
-        return Values((*state, reply))
+    def end(self, text: str):
+        yield Search("q", 2, turn=0), CallLLM(LLMRequest("answer", PROMPT), turn=0)
+        yield Done("")
 
 
 def test_the_named_action_pays_for_a_call():
@@ -223,18 +199,17 @@ class Looks:
     def roles(self):
         return {"a": Role("a", ParsedAction)}
 
-    def start(self, question: Question):
-        return Values()
+    def steps(self, question: Question):
+        query = yield Generate("a", PROMPT, 1)
+        if query.text == "silent":
+            yield Generate("a", PROMPT, 2)
+        else:
+            yield self.look(query.text)
+        comment = yield Generate("a", PROMPT, 3)
+        yield Done(query.text + comment.text)
 
-    def next_effects(self, state):
-        if len(state) == 1 and state[0] != "silent":
-            return Search(state[0], 2)
-        depth = 1 + len(state)
-        return Done("".join(state[::2])) if depth == 4 else Generate("a", PROMPT, depth)
-
-    def advance(self, state, reply):
-        text = reply.text if isinstance(reply, ParsedAction) else "found"
-        return Values((*state, text))
+    def look(self, query: str):
+        return Search(query, 2)
 
 
 @pytest.mark.parametrize("peek", [False, True])
@@ -256,10 +231,8 @@ def test_peeking_makes_the_searches_of_other_actions(peek):
 class Notes(Looks):
     """Each search is concurrent with a request for a note."""
 
-    def next_effects(self, state):
-        wanted = super().next_effects(state)
-        note = CallLLM(LLMRequest("note", PROMPT))
-        return (wanted, note) if isinstance(wanted, Search) else wanted
+    def look(self, query: str):
+        return Search(query, 2), CallLLM(LLMRequest("note", PROMPT))
 
 
 def test_peeking_never_calls_the_language_model():

@@ -15,7 +15,7 @@ from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.rollout.system import State
+from jax_ragrl.rollout.system import Steps
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Question, Sampling
@@ -90,14 +90,6 @@ def test_jobs_of_another_policy_have_their_turn():
 
 
 @dataclasses.dataclass(frozen=True)
-class Talk(State):
-    """A question and the number of replies to it so far."""
-
-    question: str
-    replies: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
 class Conversation:
     """An action and a reply of the language model, three times."""
 
@@ -105,19 +97,12 @@ class Conversation:
     def roles(self) -> dict[str, Role]:
         return {"ask": ASK}
 
-    def start(self, question: Question) -> Talk:
-        return Talk(question.text)
-
-    def next_effects(self, state: Talk) -> Any:
-        prompt = (Message("user", f"turn {state.replies // 2} {state.question}"),)
-        if state.replies == 6:
-            return Done("end")
-        return (
-            CallLLM(LLMRequest("answer", prompt)) if state.replies % 2 else Generate("ask", prompt)
-        )
-
-    def advance(self, state: Talk, reply: Any) -> Talk:
-        return dataclasses.replace(state, replies=state.replies + 1)
+    def steps(self, question: Question) -> Steps:
+        for turn in range(3):
+            prompt = (Message("user", f"turn {turn} {question.text}"),)
+            yield Generate("ask", prompt)
+            yield CallLLM(LLMRequest("answer", prompt))
+        yield Done("end")
 
 
 @pytest.mark.parametrize("shapes", [SLOTS, BATCHES])

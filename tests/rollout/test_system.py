@@ -1,14 +1,119 @@
-"""The interface of a system."""
+"""The interface of a system, and the execution of its steps."""
 
+import copy
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.system import check_members
+from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
+from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.rollout.system import (
+    Execution,
+    Fault,
+    Shown,
+    Steps,
+    StrategyChoice,
+    Used,
+    all_of,
+    check_members,
+)
+from jax_ragrl.runtime import data_pickle
+from jax_ragrl.types import Hits, LLMRequest, Question
+from tests.rollout.tape import ANN, passage
+
+HITS = Hits((passage(1), passage(2)), (1.0, 0.5))
+
+
+class Counted:
+    """A search, then a choice that is noted; counts the steps that were run."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def steps(self, question: Question) -> Steps:
+        self.runs += 1
+        yield StrategyChoice("")
+        hits = yield Search(question.text, 2)
+        yield Shown(hits.passages)
+        action = yield Generate("role", ())
+        yield StrategyChoice(action.action)
+        yield Used(hits.passages[:1])
+        if not action.valid:
+            yield Fault(action.error)
+        yield Done(action.action)
 
 
 def test_members_that_a_system_lacks_are_named():
-    system = SimpleNamespace(roles={}, start=0, next_effects=0)
-    with pytest.raises(UserError, match="SimpleNamespace has no style, advance: a system needs"):
-        check_members(system)
+    with pytest.raises(UserError, match="SimpleNamespace has no style, steps: a system needs"):
+        check_members(SimpleNamespace(roles={}, start=0))
+
+
+def test_notes_are_read_from_the_state():
+    start = Execution(Counted(), ANN)
+    assert (start.state.strategy, start.state.faults, start.state.candidates) == ("", (), ())
+    reads = start.advance(HITS)
+    assert (reads.state.candidates, reads.state.documents) == (HITS.passages, ())
+    end = reads.advance(ParsedAction("x", valid=False, error="No X"))
+    assert (end.state.strategy, end.state.faults) == ("x", ("No X",))
+    assert (end.state.candidates, end.state.documents) == (HITS.passages, HITS.passages[:1])
+
+
+def test_a_branch_repeats_the_replies_and_a_single_chain_does_not():
+    system = Counted()
+    reads = Execution(system, ANN).advance(HITS)
+    ends = [reads.advance(ParsedAction(name)) for name in "abb"]
+    assert [end.effects for end in ends] == [(Done(name),) for name in "abb"]
+    assert ends[1].state == ends[2].state != ends[0].state
+    assert ends[0].state.replies == (HITS, ParsedAction("a")) and system.runs == 3
+
+
+def test_a_state_is_data():
+    """It holds the replies and notes, but no generator."""
+    state = Execution(Counted(), ANN).advance(HITS).state
+    assert copy.deepcopy(state) == data_pickle.loads(data_pickle.dumps(state)) == state
+    assert json.loads(json.dumps(dataclasses.asdict(state)))["question"]["id"] == ANN.id
+
+
+def test_impure_steps_cannot_branch():
+    counter = itertools.count()
+    impure = SimpleNamespace(steps=lambda question: iterate(Search(str(next(counter)), 1)))
+    start = Execution(impure, ANN)
+    start.advance(HITS)
+    with pytest.raises(UserError, match="other effects for the same question and replies"):
+        start.advance(HITS)
+
+
+def iterate(*values: Any) -> Iterator[Any]:
+    yield from values
+    yield Done("end")
+
+
+@pytest.mark.parametrize("value", ["text", None, (), ("text",), [Done("x")]])
+def test_a_value_that_is_no_effect_is_refused(value):
+    with pytest.raises(UserError, match="which a rollout cannot perform: yield an effect"):
+        Execution(SimpleNamespace(steps=lambda question: iterate(value)), ANN)
+
+
+def test_steps_that_end_without_an_answer_are_refused():
+    run = Execution(SimpleNamespace(steps=lambda question: (x for x in (Search("a", 1),))), ANN)
+    with pytest.raises(UserError, match="ended without an answer"):
+        run.advance(HITS)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_several_effects_have_one_reply_each(count):
+    def steps(question: Question) -> Steps:
+        replies = yield from all_of([CallLLM(LLMRequest(str(i), ())) for i in range(count)])
+        yield Done(repr(replies))
+
+    run = Execution(SimpleNamespace(steps=steps), ANN)
+    if count:
+        assert len(run.effects) == count
+        run = run.advance(("a", "b") if count > 1 else "a")
+    assert run.effects == (Done(repr(("a", "b")[:count])),)

@@ -11,6 +11,7 @@ from jax_ragrl.credit.assign import immediate_credit
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.system import Execution
 from jax_ragrl.rollout.tree import Forest, sibling_groups
 from jax_ragrl.run.components import load_policies
 from jax_ragrl.run.config import Job, load_job
@@ -191,9 +192,8 @@ def test_a_named_role_has_its_own_policy(system):
     assert {policy for _, policy in others} == {"policy"}
     apart = job(system, {"policies": pairs}).recipe
     assert apart.evaluation_system.roles[roles[0]].policy == roles[0]
-    assert apart.system.next_effects(apart.system.start(ANN)) == job(
-        system, {}
-    ).recipe.system.next_effects(job(system, {}).recipe.system.start(ANN))
+    shared = job(system, {}).recipe.system
+    assert Execution(apart.system, ANN).effects == Execution(shared, ANN).effects
 
 
 def test_every_policy_uses_the_configured_attention():

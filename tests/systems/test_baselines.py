@@ -11,6 +11,7 @@ import pytest
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.system import Execution, Fault, Steps, StrategyChoice
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
@@ -20,7 +21,7 @@ from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug, passage_weights, weighted_vote
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
-from jax_ragrl.systems.baselines.script import Fault, ScriptedSystem, Steps, StrategyChoice, ask
+from jax_ragrl.systems.baselines.script import ScriptedSystem, ask
 from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
@@ -88,19 +89,19 @@ class NotedScript(ScriptedSystem):
 
 
 def test_a_script_is_a_function_of_its_replies():
-    script = NotedScript(top_k=2)
-    states = [script.start(ANN)]
     hits = Hits((passage(1), passage(2)), (1.0, 0.5))
+    runs = [Execution(NotedScript(top_k=2), ANN)]
     for reply in ("Ulm", hits):
-        states.append(script.advance(states[-1], reply))
-    assert [type(script.next_effects(s)).__name__ for s in states] == ["CallLLM", "Search", "Done"]
-    assert script.next_effects(states[-1]) == Done("Ulm 2", "answered")
+        runs.append(runs[-1].advance(reply))
+    assert [type(run.effects[0]).__name__ for run in runs] == ["CallLLM", "Search", "Done"]
+    assert runs[-1].effects == (Done("Ulm 2", "answered"),)
+    states = [run.state for run in runs]
     assert (states[0].faults, states[1].faults) == ((), ("not Ulm",))
     assert (states[0].strategy, states[1].strategy) == (None, "single")
-    # A state is a value: advancing it twice gives equal states and does not change it.
-    assert script.advance(states[0], "Ulm") == states[1] == script.advance(states[0], "Ulm")
-    other = script.advance(script.advance(states[0], "Rom"), NOTHING)
-    assert script.next_effects(other) == Done("Rom 0", "answered")
+    # An execution is a value: advancing it again gives equal states and does not change it.
+    assert runs[0].advance("Ulm").state == states[1] == runs[0].advance("Ulm").state
+    other = runs[0].advance("Rom").advance(NOTHING)
+    assert other.effects == (Done("Rom 0", "answered"),) and runs[0].state == states[0]
 
 
 def test_faults_and_choices_of_scripts_are_counted():

@@ -12,7 +12,9 @@ import pytest
 from jax_ragrl.errors import EffectError
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import collect
+from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
+from jax_ragrl.rollout.system import Execution
 from jax_ragrl.systems.baselines.adaptive import cheapest_classes, classifier_examples
 from jax_ragrl.systems.baselines.examples import (
     RATIONALE,
@@ -259,7 +261,7 @@ def test_half_of_the_neighbors_suffices_to_search():
 def test_without_neighbors_skr_searches():
     nan = float("nan")
     assert neighbors_of([nan, 1, 0, 1, 0], [1, 1, 0, 1, nan]).helps("song")
-    assert SKR(STYLE, 2).start(ANN).phase == "search"
+    assert Execution(SKR(STYLE, 2), ANN).effects == (Search(ANN.text, 2),)
 
 
 def test_unit_rows_have_length_one_or_zero():

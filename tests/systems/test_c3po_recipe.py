@@ -9,8 +9,9 @@ import pytest
 
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.rollout.system import Execution
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, build_forest
-from jax_ragrl.systems.c3po import C3PO, FILTER, ROUTER, Settings, TreeShape, recipe
+from jax_ragrl.systems.c3po import C3PO, FILTER, ROUTER, Settings, TreeShape, parse_router, recipe
 from jax_ragrl.warmstart.demo_sources import right_answers
 from tests.rollout.tape import ANN
 
@@ -84,14 +85,14 @@ def test_evaluation_skips_faults_and_uses_one_roadmap():
 def test_roadmaps_are_sampled_and_answers_are_greedy():
     system = C3PO(style="c3po_tiny", roadmaps=2)
     plan, answer = (
-        system.next_effects(dataclasses.replace(system.start(ANN), phase=phase))
-        for phase in ("plan", "answer")
+        Execution(system, ANN).advance(parse_router(route)).effects[0]
+        for route in ("[Planning]", "[No Retrieval]")
     )
     assert (plan.request.sampling.temperature, plan.samples) == (0.3, 2)
     assert (answer.request.sampling.temperature, answer.samples) == (0.0, 1)
     longer = dataclasses.replace(system, reply_tokens=2048)
-    state = dataclasses.replace(longer.start(ANN), phase="plan")
-    assert longer.next_effects(state).request.sampling.max_tokens == 2048
+    (plan,) = Execution(longer, ANN).advance(parse_router("[Planning]")).effects
+    assert plan.request.sampling.max_tokens == 2048
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.rollout.system import Execution
 from jax_ragrl.run.components import policy_folder
 from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
     Penalties,
     Settings,
-    State,
     allocation,
     code,
     paper,
@@ -40,7 +40,7 @@ from jax_ragrl.systems.mmoa_rag import (
 )
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.types import Hits, Passage, Question
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mmoa_rag import (
@@ -249,9 +249,14 @@ def test_a_module_that_is_off_passes_through(modules, log, prompt_documents):
 
 def test_without_documents_the_prompt_has_no_section():
     system = MMOARAG("mmoa_rag_tiny")
-    none, one = State(ANN, "generate"), State(ANN, "generate", documents=(passage(1),))
     direct = user_turn("mmoa_rag_tiny", "generator_direct", question=ANN.text)
-    assert system.next_effects(none).messages == direct != system.next_effects(one).messages
+    searched = Execution(system, ANN).advance(system.roles["rewriter"].parse("a"))
+    chooses = searched.advance(Hits((passage(1),), (1.0,)))
+    none, one = (
+        chooses.advance(system.roles["selector"].parse(text)).effects[0]
+        for text in ("", "Document0")
+    )
+    assert none.messages == direct != one.messages
 
 
 def test_unknown_modules_are_rejected():

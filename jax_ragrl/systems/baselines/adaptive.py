@@ -18,10 +18,11 @@ import numpy as np
 
 from jax_ragrl.rollout.effects import Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
+from jax_ragrl.rollout.system import Steps, StrategyChoice
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.systems.baselines.iterative import IRCoT
-from jax_ragrl.systems.baselines.script import ScriptedSystem, Steps, StrategyChoice, finish
+from jax_ragrl.systems.baselines.script import ScriptedSystem, finish
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import Message, Question, Sampling

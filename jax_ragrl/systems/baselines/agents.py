@@ -21,9 +21,9 @@ from typing import ClassVar
 
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.system import Steps
 from jax_ragrl.systems.baselines.script import (
     ScriptedSystem,
-    Steps,
     ask,
     ask_messages,
     clean_query,

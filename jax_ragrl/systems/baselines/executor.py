@@ -34,17 +34,15 @@ import numpy as np
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import immediate_credit, shared_credit
-from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
+from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.rollout.system import Reply
-from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.rollout.system import Steps
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.base import Credit, Recipe, records_from_root
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
     EXECUTOR_NOTES,
     ROLLOUT_ADVANTAGES,
-    observation,
     parse_executor,
     rollout_advantages,
 )
@@ -53,30 +51,21 @@ from jax_ragrl.systems.tags import (
     REFINE,
     SEARCH,
     THINK,
-    Conversation,
-    SearchLoop,
+    converse,
+    search_passages,
     stop_strings,
     tag_contents,
     tags_match,
     turn_regex,
 )
 from jax_ragrl.text.metrics import cover_match_tokens, exact_match, f1
-from jax_ragrl.text.prompts import format_passages, user_turn
-from jax_ragrl.types import Hits, Passage, Question, Sampling
+from jax_ragrl.text.prompts import user_turn
+from jax_ragrl.types import Question, Sampling
 
 AGENT = "agent"
 TEACHER = "coda"  # the teacher of the warm-up: its executors are this agent
 MAX_ANSWER_WORDS = 10  # R1-Searcher's limit
 Metric = Callable[[str, Sequence[str]], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class State(BaseState):
-    """The search loop about the question, and the passages of the latest search."""
-
-    loop: SearchLoop
-    candidates: tuple[Passage, ...] = ()
-    depth: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,33 +108,12 @@ class SearchAgent:
         )
         return {AGENT: role}
 
-    def start(self, question: Question) -> State:
-        """Returns the state of the agent with the question."""
-        return State(SearchLoop(Conversation(question.text)))
-
-    def next_effects(self, state: State) -> Effect:
-        """Returns the pending search, the next turn of the agent, or `Done`."""
-        loop = state.loop
-        if loop.finish_reason:
-            # An empty result is a missing answer.
-            return Done(loop.result or None, loop.finish_reason)
-        if loop.query:
-            return Search(loop.query, self.top_k)
-        messages = user_turn(self.style, KINDS[self.kind].prompt, task=loop.conversation.about)
-        return Generate(AGENT, messages, state.depth, loop.conversation.history)
-
-    def advance(self, state: State, reply: Reply) -> State:
-        """Returns the state after a search or a turn."""
-        if isinstance(reply, Hits):
-            text = self._observe("documents", documents=format_passages(self.style, reply.passages))
-            loop = state.loop.after_search(text)
-            return dataclasses.replace(state, loop=loop, candidates=reply.passages)
-        assert isinstance(reply, ParsedAction)
-        loop = state.loop.after_action(reply, self.max_turns, self._observe("retry_executor"))
-        return dataclasses.replace(state, loop=loop, depth=state.depth + 1)
-
-    def _observe(self, name: str, **values: str) -> str:
-        return observation(self.style, name, self.as_chat_turns, **values)
+    def steps(self, question: Question) -> Steps:
+        """The agent searches until it answers."""
+        prompt = user_turn(self.style, KINDS[self.kind].prompt, task=question.text)
+        search = functools.partial(search_passages, self.style, self.top_k, self.as_chat_turns)
+        answer, reason, depth = yield from converse(AGENT, prompt, self.max_turns, search)
+        yield Done(answer or None, reason, depth)
 
 
 # --- Rewards ------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ import dataclasses
 
 from jax_ragrl.rollout.effects import CallLLM, Done, Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.system import Steps
 from jax_ragrl.systems.baselines.examples import RATIONALE, instruct_prompt
 from jax_ragrl.systems.baselines.iterative import ANSWER_IS
-from jax_ragrl.systems.baselines.script import ScriptedSystem, Steps, report_fault
+from jax_ragrl.systems.baselines.script import ScriptedSystem, report_fault
 from jax_ragrl.types import LLMRequest, Question
 
 

@@ -19,9 +19,9 @@ import re
 
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.system import Steps
 from jax_ragrl.systems.baselines.script import (
     ScriptedSystem,
-    Steps,
     answer,
     ask,
     clean_query,

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_ragrl.rollout.effects import Done, Search
-from jax_ragrl.systems.baselines.script import ScriptedSystem, Steps, all_of, ask, finish
+from jax_ragrl.rollout.system import Steps, all_of
+from jax_ragrl.systems.baselines.script import ScriptedSystem, ask, finish
 from jax_ragrl.text.metrics import normalize
 from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question

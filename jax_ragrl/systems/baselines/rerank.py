@@ -12,14 +12,8 @@ import re
 
 from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
-from jax_ragrl.systems.baselines.script import (
-    ScriptedSystem,
-    Steps,
-    all_of,
-    ask,
-    finish,
-    report_fault,
-)
+from jax_ragrl.rollout.system import Steps, all_of
+from jax_ragrl.systems.baselines.script import ScriptedSystem, ask, finish, report_fault
 from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question
 

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 
 from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.system import Steps, all_of
 from jax_ragrl.systems.baselines.script import (
     ScriptedSystem,
-    Steps,
-    all_of,
     ask,
     clean_query,
     finish,

@@ -1,20 +1,14 @@
-"""Systems of frozen roles written as one generator, which yields effects and receives the replies.
-
-A state holds the question and the replies so far. Each step runs the generator again from the start
-on those replies, up to the next effect. So a state stays a value, a branch is a copy, and a rollout
-can be replayed from its record. `steps` must be a pure function of the question and the replies.
-"""
+"""Parts of baselines: a base class without trained roles, and the requests that they share."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
-from jax_ragrl.rollout.effects import CallLLM, Done, Effect
+from jax_ragrl.rollout.effects import CallLLM, Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.rollout.system import Fault, Steps, Used
 from jax_ragrl.text.prompts import format_passages, template, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 
@@ -23,35 +17,9 @@ GREEDY = Sampling(0.0, 1.0, 256)
 MAX_QUERY_WORDS = 100
 
 
-class Fault(NamedTuple):
-    """A note that a reply was malformed; a script yields it for the metrics and gets no reply."""
-
-    error: str
-
-
-class StrategyChoice(NamedTuple):
-    """A note of the strategy in use; a script yields it for the metrics and gets no reply."""
-
-    strategy: str
-
-
-Steps = Generator[Effect | tuple[Effect, ...] | Fault | StrategyChoice, Any, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class State(BaseState):
-    """The state of a question: the replies so far, and the effects and notes they lead to."""
-
-    question: Question
-    replies: tuple[Any, ...] = ()
-    effects: Effect | tuple[Effect, ...] = Done(None)
-    faults: tuple[str, ...] = ()
-    strategy: str | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class ScriptedSystem(abc.ABC):
-    """A system that is a script.
+    """A system without trained roles, unless a subclass defines them.
 
     Fields:
       style: the name of the prompts.
@@ -63,45 +31,12 @@ class ScriptedSystem(abc.ABC):
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The trained roles; none, unless a subclass defines them."""
+        """The trained roles; none."""
         return {}
 
     @abc.abstractmethod
     def steps(self, question: Question) -> Steps:
-        """Yields the effects of a question in order; the last one is `Done`."""
-
-    def start(self, question: Question) -> State:
-        """Returns the state before the first effect."""
-        return self._run(question, ())
-
-    def next_effects(self, state: State) -> Effect | tuple[Effect, ...]:
-        """Returns the effects that the state waits for."""
-        return state.effects
-
-    def advance(self, state: State, reply: Any) -> State:
-        """Returns the state after one more reply."""
-        return self._run(state.question, (*state.replies, reply))
-
-    def _run(self, question: Question, replies: tuple[Any, ...]) -> State:
-        # 1. Run up to the first effect.
-        steps = self.steps(question)
-        notes: list[Fault | StrategyChoice] = []
-        effect = _next_effect(steps, next(steps), notes)
-        # 2. Send the recorded replies, each up to the next effect.
-        for reply in replies:
-            effect = _next_effect(steps, steps.send(reply), notes)
-        faults = tuple(note.error for note in notes if isinstance(note, Fault))
-        # A script that calls another one may note a strategy twice: the last one counts.
-        strategies = [note.strategy for note in notes if isinstance(note, StrategyChoice)]
-        return State(question, replies, effect, faults, strategies[-1] if strategies else None)
-
-
-def _next_effect(steps: Steps, value: Any, notes: list[Fault | StrategyChoice]) -> Any:
-    """Returns the first effect from `value` on; appends the notes before it to `notes`."""
-    while isinstance(value, Fault | StrategyChoice):
-        notes.append(value)
-        value = next(steps)
-    return value
+        """Yields the effects of a question, see `System`."""
 
 
 def ask(style: str, name: str, **values: str) -> CallLLM:
@@ -118,14 +53,6 @@ def ask(style: str, name: str, **values: str) -> CallLLM:
 def ask_messages(purpose: str, messages: Sequence[Message]) -> CallLLM:
     """Returns a greedy request to the frozen language model with a conversation."""
     return CallLLM(LLMRequest(purpose, tuple(messages), GREEDY))
-
-
-def all_of(effects: Sequence[Effect]) -> Steps:
-    """Yields several effects at once; returns a tuple with one reply per effect."""
-    # The rollout sends a lone reply without a tuple around it.
-    if len(effects) == 1:
-        return ((yield effects[0]),)
-    return (yield tuple(effects)) if effects else ()
 
 
 def report_fault(reply: ParsedAction) -> Steps:
@@ -167,6 +94,7 @@ def finish(style: str, question: Question, documents: Sequence[Passage]) -> Step
       question: the question.
       documents: the passages in the prompt.
     """
+    yield Used(tuple(documents))
     text = yield from answer(style, question, documents)
     yield Done(text, "answered")
 

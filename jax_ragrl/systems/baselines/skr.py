@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_ragrl.retrieval.embed import Encoder
-from jax_ragrl.systems.baselines.standard import StandardRAG, State
+from jax_ragrl.rollout.system import Steps
+from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.types import Question
 
 
@@ -79,7 +80,7 @@ class SKR(StandardRAG):
 
     neighbors: Neighbors | None = None
 
-    def start(self, question: Question) -> State:
-        """Returns the state before the search, or before the answer if it does not search."""
+    def steps(self, question: Question) -> Steps:
+        """Yields the steps of Standard RAG, or of direct answering if it does not search."""
         searches = self.neighbors is None or self.neighbors.helps(question.text)
-        return State(question, "search" if searches else "answer")
+        return super().steps(question) if searches else direct(self.style).steps(question)

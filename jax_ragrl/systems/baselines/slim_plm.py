@@ -18,16 +18,11 @@ from collections.abc import Mapping
 
 from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
+from jax_ragrl.rollout.system import Steps, StrategyChoice, all_of
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.systems.baselines.rewrite import interleave, parse_queries
-from jax_ragrl.systems.baselines.script import (
-    ScriptedSystem,
-    Steps,
-    StrategyChoice,
-    all_of,
-    finish,
-)
+from jax_ragrl.systems.baselines.script import ScriptedSystem, finish
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.patterns import line, lines
 from jax_ragrl.text.prompts import user_turn

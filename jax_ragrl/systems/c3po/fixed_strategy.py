@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.rollout.system import State, System
-from jax_ragrl.systems.base import WrappedSystem
+from jax_ragrl.rollout.system import Steps, System
+from jax_ragrl.systems.base import WrappedSystem, with_actions
 from jax_ragrl.systems.c3po.system import (
     NO_RETRIEVAL,
     PLANNING,
@@ -33,11 +33,13 @@ class FixedStrategy(WrappedSystem):
         """Every role except the router."""
         return {name: role for name, role in self.system.roles.items() if name != ROUTER}
 
-    def start(self, question: Question) -> State:
-        """Returns the state after the router, as if it had written the text of the strategy."""
+    def steps(self, question: Question) -> Steps:
+        """Yields the steps after the router, as if it had written the text of the strategy."""
         query = question.text if self.strategy == RETRIEVAL else ""
         route = parse_router(render_router(self.strategy, query))
-        return self.system.advance(self.system.start(question), route)
+        return with_actions(
+            self.system.steps(question), lambda effect: route if effect.role == ROUTER else None
+        )
 
 
 def fixed_strategies(system: System) -> dict[str, System]:

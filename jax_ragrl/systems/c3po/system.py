@@ -1,19 +1,17 @@
-"""C-3PO's grammars and state machine; `recipe.py` lists the departures from the paper."""
+"""C-3PO's grammars and steps; `recipe.py` lists the departures from the paper."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
+from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
-from jax_ragrl.rollout.system import Reply
-from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.rollout.system import Fault, Shown, Steps, StrategyChoice, Used
 from jax_ragrl.text.patterns import ascending, character, choice, line, visible
 from jax_ragrl.text.prompts import format_passages, user_turn
-from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
+from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 
 ROUTER, FILTER, DECISION = "router", "filter", "decision"
 NO_RETRIEVAL, RETRIEVAL, PLANNING, LLM = "No Retrieval", "Retrieval", "Planning", "LLM"
@@ -118,37 +116,7 @@ def strict_grammars(top_k: int) -> dict[str, str]:
     }
 
 
-# --- The state machine --------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class State(BaseState):
-    """The state of one branch. `phase` names the next effect.
-
-    Fields:
-      objective: the thought of the decision that asked for the pending search; the filter reads it.
-      roadmap: the plan of the frozen model.
-      strategy: the action of the router.
-      candidates: the passages that the filter selects from.
-      documents: the passages for the answer.
-      queries: every query so far; a repeated query returns its next page.
-      finish_reason: why the branch ended.
-      faults: errors that were corrected instead of ending the branch.
-    """
-
-    question: Question
-    phase: str = "route"
-    depth: int = 1
-    query: str = ""
-    objective: str = ""
-    roadmap: str = ""
-    strategy: str = ""
-    candidates: tuple[Passage, ...] = ()
-    documents: tuple[Passage, ...] = ()
-    queries: tuple[str, ...] = ()
-    answer: str | None = None
-    finish_reason: str = ""
-    faults: tuple[str, ...] = ()
+# --- The system --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,124 +158,102 @@ class C3PO:
             for name, parse in parsers.items()
         }
 
-    def start(self, question: Question) -> State:
-        """Returns the root of a question's tree."""
-        return State(question)
+    def steps(self, question: Question) -> Steps:
+        """Answers from memory, after one search, or after a planned series of searches."""
+        yield StrategyChoice("")
+        documents: tuple[Passage, ...] = ()
+        queries: list[str] = []
+        depth = 1
+        # 1. The router chooses the strategy; the frozen model plans a series of searches.
+        route = yield self._generate(ROUTER, "router", question, (), depth, hint=self.hint)
+        yield from _dead_unless(route.valid, route.error, depth)
+        yield StrategyChoice(route.action)
+        planned, roadmap = route.action == PLANNING, ""
+        if planned:
+            depth = yield from self._descend(depth)
+            request = self._request("roadmap", question, (), ROADMAP_TEMPERATURE)
+            roadmap = yield CallLLM(request, self.roadmaps)
+            depth = yield from self._descend(depth)
+        while route.action != NO_RETRIEVAL:
+            # 2. Each planned search is a decision, whose thought the filter reads.
+            query, objective = "".join(route.args), ""
+            if planned:
+                # Another search (1), its filter (1) and the answer (2) take four levels.
+                only_llm = len(documents) > self.max_documents or depth > self.max_depth - 4
+                name = "decision_final" if only_llm else "decision"
+                decision = yield self._generate(
+                    DECISION, name, question, documents, depth, roadmap=roadmap
+                )
+                # Where only `[LLM]` is offered, another action counts as that.
+                wrong = decision.error == "Invalid Action" or decision.action == RETRIEVAL
+                if only_llm and wrong:
+                    yield Fault("Overwritten Action")
+                    break
+                yield from _dead_unless(decision.valid, decision.error, depth)
+                if decision.action == LLM:
+                    break
+                query, objective = decision.args[0], decision.thought
+            # 3. A repeated query would return the same passages, so it returns the next page.
+            candidates = (yield Search(query, self.top_k, queries.count(query))).passages
+            queries.append(query)
+            depth = yield from self._descend(depth)
+            # 4. The filter selects passages, which are numbered from 1 in the prompt.
+            yield Shown(candidates)
+            name = "filter_objective" if objective else "filter"
+            selection = yield self._generate(
+                FILTER, name, question, candidates, depth, objective=objective
+            )
+            yield from _dead_unless(selection.valid, selection.error, depth)
+            legal = [i for i in selection.args if 1 <= i <= len(candidates)]
+            if len(legal) < len(selection.args):
+                yield from _dead_unless(not self.strict, "Hallucinate Document Idx", depth)
+                yield Fault("Hallucinate Document Idx")
+            passages = tuple(candidates[i - 1] for i in legal)
+            documents = accumulate(documents, passages, query)
+            yield Used(documents)
+            if not planned:
+                break
+            depth = yield from self._descend(depth)
+        # 5. The assembly of the prompt is a separate node kind in the paper's depth count.
+        depth = yield from self._descend(depth, 2)
+        # Without documents the model answers from memory, by another prompt.
+        name = "answer" if documents else "answer_direct"
+        text = yield CallLLM(self._request(name, question, documents, 0.0))
+        yield Done(text, "answered", depth)
 
-    def next_effects(self, state: State) -> Effect:
-        """Returns the effect of the phase."""
-        match state.phase:
-            case "route":
-                return self._generate(ROUTER, "router", state, hint=self.hint)
-            case "search":
-                # A repeated query would return the same passages, so it returns the next page.
-                page = state.queries.count(state.query)
-                return Search(state.query, self.top_k, page)
-            case "filter":
-                # Only a planned search has an objective, the thought of the decision.
-                name = "filter_objective" if state.objective else "filter"
-                return self._generate(FILTER, name, state, objective=state.objective)
-            case "plan":
-                request = self._request("roadmap", state, ROADMAP_TEMPERATURE)
-                return CallLLM(request, self.roadmaps)
-            case "decide":
-                name = "decision_final" if self.must_answer(state) else "decision"
-                return self._generate(DECISION, name, state, roadmap=state.roadmap)
-            case "answer":
-                # Without documents the model answers from memory, by another prompt.
-                name = "answer" if state.documents else "answer_direct"
-                return CallLLM(self._request(name, state, 0.0))
-            case _:
-                return Done(state.answer, state.finish_reason)
+    def _descend(self, depth: int, levels: int = 1) -> Steps:
+        """Returns the depth after some more levels; ends a branch that would be too deep."""
+        yield from _dead_unless(depth + levels <= self.max_depth, "Max Depth", depth)
+        return depth + levels
 
-    def advance(self, state: State, reply: Reply) -> State:
-        """Returns the state after a reply."""
-        transitions: dict[str, Any] = {
-            "route": self._after_route,
-            "search": self._after_search,
-            "filter": self._after_filter,
-            "plan": self._after_roadmap,
-            "decide": self._after_decision,
-            "answer": self._after_answer,
-        }
-        if isinstance(reply, ParsedAction) and self._is_fatal(state, reply):
-            return _dead(state, reply.error)
-        # A step to a level below the limit ends the branch; the limit itself is allowed.
-        after = transitions[state.phase](state, reply)
-        return _dead(state, "Max Depth") if after.depth > self.max_depth else after
+    def _generate(
+        self,
+        role: str,
+        name: str,
+        question: Question,
+        passages: tuple[Passage, ...],
+        depth: int,
+        **values: str,
+    ) -> Generate:
+        return Generate(role, self._messages(name, question, passages, **values), depth)
 
-    def must_answer(self, state: State) -> bool:
-        """Returns whether only `[LLM]` is offered: too many documents, or too deep for a search."""
-        # Another search (1), its filter (1) and the answer (2) take four levels.
-        return len(state.documents) > self.max_documents or state.depth > self.max_depth - 4
-
-    def _is_fatal(self, state: State, action: ParsedAction) -> bool:
-        return not action.valid and not self._overwrites(state, action)
-
-    def _overwrites(self, state: State, action: ParsedAction) -> bool:
-        """Returns whether an action counts as `[LLM]`, since only that is offered."""
-        wrong = action.error == "Invalid Action" or action.action == RETRIEVAL
-        return state.phase == "decide" and self.must_answer(state) and wrong
-
-    def _after_route(self, state: State, route: ParsedAction) -> State:
-        state = dataclasses.replace(state, strategy=route.action)
-        if route.action == RETRIEVAL:
-            return dataclasses.replace(state, phase="search", query=route.args[0])
-        if route.action == PLANNING:
-            return dataclasses.replace(state, phase="plan", depth=state.depth + 1)
-        return _to_answer(state)
-
-    def _after_roadmap(self, state: State, roadmap: str) -> State:
-        return dataclasses.replace(state, phase="decide", roadmap=roadmap, depth=state.depth + 1)
-
-    def _after_decision(self, state: State, decision: ParsedAction) -> State:
-        if self._overwrites(state, decision):
-            return _to_answer(_with_fault(state, "Overwritten Action"))
-        if decision.action == LLM:
-            return _to_answer(state)
-        query, objective = decision.args[0], decision.thought
-        return dataclasses.replace(state, phase="search", query=query, objective=objective)
-
-    def _after_search(self, state: State, hits: Hits) -> State:
-        return dataclasses.replace(
-            state,
-            phase="filter",
-            candidates=hits.passages,
-            queries=(*state.queries, state.query),
-            depth=state.depth + 1,
-        )
-
-    def _after_filter(self, state: State, selection: ParsedAction) -> State:
-        # Documents are numbered from 1 in the prompt.
-        legal = [i for i in selection.args if 1 <= i <= len(state.candidates)]
-        if len(legal) < len(selection.args):
-            if self.strict:
-                return _dead(state, "Hallucinate Document Idx")
-            state = _with_fault(state, "Hallucinate Document Idx")
-        passages = tuple(state.candidates[i - 1] for i in legal)
-        documents = accumulate(state.documents, passages, state.query)
-        state = dataclasses.replace(state, documents=documents)
-        if state.strategy == PLANNING:
-            return dataclasses.replace(state, phase="decide", depth=state.depth + 1)
-        return _to_answer(state)
-
-    def _after_answer(self, state: State, answer: str) -> State:
-        return dataclasses.replace(state, phase="done", answer=answer, finish_reason="answered")
-
-    def _generate(self, role: str, name: str, state: State, **values: str) -> Generate:
-        passages = state.candidates if role == FILTER else state.documents
-        documents = format_passages(self.style, passages)
-        return Generate(role, self._messages(name, state, documents, **values), state.depth)
-
-    def _request(self, name: str, state: State, temperature: float) -> LLMRequest:
-        messages = self._messages(name, state, format_passages(self.style, state.documents))
+    def _request(
+        self, name: str, question: Question, passages: tuple[Passage, ...], temperature: float
+    ) -> LLMRequest:
+        messages = self._messages(name, question, passages)
         return LLMRequest(name, messages, Sampling(temperature, 1.0, self.reply_tokens))
 
     def _messages(
-        self, name: str, state: State, documents: str, **values: str
+        self, name: str, question: Question, passages: tuple[Passage, ...], **values: str
     ) -> tuple[Message, ...]:
-        question = state.question.text
-        return user_turn(self.style, name, question=question, documents=documents, **values)
+        documents = format_passages(self.style, passages)
+        return user_turn(self.style, name, question=question.text, documents=documents, **values)
+
+
+def _dead_unless(alive: bool, reason: str, depth: int) -> Steps:
+    """Ends a branch without an answer, unless it is `alive`."""
+    if not alive:
+        yield Done(None, reason, depth)
 
 
 def accumulate(
@@ -327,16 +273,3 @@ def accumulate(
     previous = tuple(d for d in documents if not (selection and d == note))
     new = selection or (note,)
     return previous + tuple(p for p in dict.fromkeys(new) if p not in previous)
-
-
-def _to_answer(state: State) -> State:
-    # The assembly of the prompt is a separate node kind in the paper's depth count.
-    return dataclasses.replace(state, phase="answer", depth=state.depth + 2)
-
-
-def _with_fault(state: State, fault: str) -> State:
-    return dataclasses.replace(state, faults=(*state.faults, fault))
-
-
-def _dead(state: State, reason: str) -> State:
-    return dataclasses.replace(state, phase="done", answer=None, finish_reason=reason)

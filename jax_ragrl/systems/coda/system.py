@@ -1,4 +1,4 @@
-"""CoDA's grammar and state machine; `recipe.py` lists the departures from the paper."""
+"""CoDA's grammar and steps; `recipe.py` lists the departures from the paper."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
+from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.rollout.system import Reply
-from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.rollout.system import Fault, Steps
 from jax_ragrl.systems.tags import (
     ANSWER,
     REFINE,
     SEARCH,
     TASK,
     THINK,
-    Conversation,
-    SearchLoop,
+    converse,
+    observation,
     parse_turn,
+    search_passages,
     stop_strings,
     turn_regex,
 )
-from jax_ragrl.text.prompts import format_passages, template, user_turn
-from jax_ragrl.types import Hits, Passage, Question, Sampling
+from jax_ragrl.text.prompts import user_turn
+from jax_ragrl.types import Question, Sampling
 
 PLANNER, EXECUTOR = "planner", "executor"
 PLANNER_ACTIONS, EXECUTOR_ACTIONS = (TASK, ANSWER), (SEARCH, ANSWER)
@@ -32,30 +32,6 @@ EXECUTOR_NOTES = (THINK, REFINE)  # of a turn in a strict grammar
 # The roles differ only in the tags of their actions.
 parse_planner = functools.partial(parse_turn, actions=PLANNER_ACTIONS)
 parse_executor = functools.partial(parse_turn, actions=EXECUTOR_ACTIONS)
-
-
-# --- The state machine --------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class State(BaseState):
-    """The conversation of the planner, and the executor that works on its latest task.
-
-    Fields:
-      executor: the search loop of the active executor; None while the planner acts.
-      candidates: the passages of the latest search.
-      finish_reason: why the rollout ended; empty before.
-      faults: the reasons of executors that ended without an answer.
-    """
-
-    question: Question
-    planner: Conversation
-    executor: SearchLoop | None = None
-    candidates: tuple[Passage, ...] = ()
-    depth: int = 1
-    answer: str | None = None
-    finish_reason: str = ""
-    faults: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,65 +67,27 @@ class CoDA:
             EXECUTOR: self._role(EXECUTOR, parse_executor, EXECUTOR_ACTIONS),
         }
 
-    def start(self, question: Question) -> State:
-        """Returns the state of the planner with the question."""
-        return State(question, Conversation(question.text))
+    def steps(self, question: Question) -> Steps:
+        """The planner delegates tasks until it answers."""
+        prompt = user_turn(self.style, "planner", question=question.text)
+        answer, reason, depth = yield from converse(PLANNER, prompt, self.max_turns, self._delegate)
+        yield Done(answer or None, reason, depth)
 
-    def next_effects(self, state: State) -> Effect:
-        """Returns the next effect; an active executor comes before the planner."""
-        if state.finish_reason:
-            return Done(state.answer, state.finish_reason)
-        if state.executor is None:
-            messages = user_turn(self.style, "planner", question=state.planner.about)
-            return Generate(PLANNER, messages, state.depth, state.planner.history)
-        if state.executor.query:
-            return Search(state.executor.query, self.top_k)
+    def _delegate(self, action: ParsedAction, depth: int) -> Steps:
+        """A new executor searches for the task of a planner; see `tags.Observe`."""
+        if action.action != TASK:
+            return observation(self.style, "retry_planner", self.as_chat_turns), depth
         # An executor sees its task, never the question of the planner.
-        conversation = state.executor.conversation
         prompt = "executor" if self.refinement else "search"
-        messages = user_turn(self.style, prompt, task=conversation.about)
-        return Generate(EXECUTOR, messages, state.depth, conversation.history)
-
-    def advance(self, state: State, reply: Reply) -> State:
-        """Returns the state after an action or a search."""
-        if isinstance(reply, Hits):
-            assert state.executor is not None, "only executors search"
-            text = self._observe("documents", documents=format_passages(self.style, reply.passages))
-            executor = state.executor.after_search(text)
-            return dataclasses.replace(state, executor=executor, candidates=reply.passages)
-        assert isinstance(reply, ParsedAction)
-        state = dataclasses.replace(state, depth=state.depth + 1)
-        if state.executor is None:
-            return self._after_planner(state, reply)
-        return self._after_executor(state, state.executor, reply)
-
-    def _after_executor(self, state: State, executor: SearchLoop, action: ParsedAction) -> State:
-        retry = self._observe("retry_executor")
-        executor = executor.after_action(action, self.max_executor_turns, retry)
-        if not executor.finish_reason:
-            return dataclasses.replace(state, executor=executor)
+        messages = user_turn(self.style, prompt, task=action.args[0])
+        search = functools.partial(search_passages, self.style, self.top_k, self.as_chat_turns)
+        result, reason, depth = yield from converse(
+            EXECUTOR, messages, self.max_executor_turns, search, depth
+        )
         # The planner sees the result only, which is empty if the executor ended without an answer.
-        planner = state.planner.with_observation(self._observe("result", result=executor.result))
-        faults = () if executor.result else (f"Executor {executor.finish_reason}",)
-        faults = (*state.faults, *faults)
-        return dataclasses.replace(state, planner=planner, executor=None, faults=faults)
-
-    def _after_planner(self, state: State, action: ParsedAction) -> State:
-        planner = state.planner.with_action(action)
-        state = dataclasses.replace(state, planner=planner)
-        if action.action == ANSWER:
-            return dataclasses.replace(state, answer=action.args[0], finish_reason="answered")
-        # A task in the last turn is not carried out: no turn is left to read its result.
-        if not action.ids or planner.turns >= self.max_turns:
-            reason = "Out of Turns" if action.ids else action.error
-            return dataclasses.replace(state, finish_reason=reason)
-        if action.action == TASK:
-            return dataclasses.replace(state, executor=SearchLoop(Conversation(action.args[0])))
-        planner = planner.with_observation(self._observe("retry_planner"))
-        return dataclasses.replace(state, planner=planner)
-
-    def _observe(self, name: str, **values: str) -> str:
-        return observation(self.style, name, self.as_chat_turns, **values)
+        if not result:
+            yield Fault(f"Executor {reason}")
+        return observation(self.style, "result", self.as_chat_turns, result=result), depth
 
     def _role(
         self, name: str, parse: functools.partial[ParsedAction], actions: Sequence[str]
@@ -164,17 +102,3 @@ class CoDA:
             reads_thoughts=True,
             action_regex=turn_regex(actions, EXECUTOR_NOTES if name == EXECUTOR else (THINK,)),
         )
-
-
-def observation(style: str, name: str, chat: bool, **values: str) -> str:
-    """Returns the text of an observation.
-
-    Args:
-      style: the prompt style.
-      name: the name of the prompt.
-      chat: whether observations are chat turns of the user; otherwise they are separate lines in
-        the turn of the assistant.
-      values: the values of the placeholders in the prompt.
-    """
-    text = template(style, name).substitute(values)
-    return text if chat else f"\n{text}\n"

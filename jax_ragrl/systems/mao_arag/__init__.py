@@ -12,7 +12,6 @@ from jax_ragrl.systems.mao_arag.rewards import (
 )
 from jax_ragrl.systems.mao_arag.system import (
     MAOARAG,
-    State,
     plain_answer,
     select_documents,
     sub_questions,
@@ -25,7 +24,6 @@ __all__ = [
     "SUB_PLANNER",
     "Costs",
     "Settings",
-    "State",
     "code",
     "follows_grammar",
     "own_reward",

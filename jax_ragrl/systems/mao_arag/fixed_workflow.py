@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.rollout.system import System
-from jax_ragrl.systems.base import WrappedSystem
-from jax_ragrl.systems.mao_arag.system import MAOARAG, PLAN, State, active_items
-from jax_ragrl.systems.mao_arag.workflows import QDP, QDS, WORKFLOWS, render_plan
+from jax_ragrl.rollout.system import Steps, System
+from jax_ragrl.systems.base import WrappedSystem, with_actions
+from jax_ragrl.systems.mao_arag.system import MAOARAG
+from jax_ragrl.systems.mao_arag.workflows import PLANNER, QDP, QDS, WORKFLOWS, render_plan
 from jax_ragrl.types import Question
 
 # Each workflow alone, and for the sub-questions of each decomposition.
@@ -37,7 +37,7 @@ class FixedWorkflow(WrappedSystem):
     """MAO-ARAG whose planner always writes `plan`.
 
     Fields:
-      system: the state machine.
+      system: the system.
       plan: an element of `PLANS`, such as `("R", "AG")`; after `QDS` or `QDP`, the workflow of
         every sub-question.
     """
@@ -57,27 +57,16 @@ class FixedWorkflow(WrappedSystem):
         """No roles: the planner writes nothing."""
         return {}
 
-    def start(self, question: Question) -> State:
-        """Returns the state after the first planner call."""
-        return self._planned(self.system.start(question))
+    def steps(self, question: Question) -> Steps:
+        """Yields the steps of the workflow, without the planner calls."""
+        return with_actions(self.system.steps(question), self._write)
 
-    def advance(self, state: Any, reply: Any) -> State:
-        """Returns the state after a reply and the planner calls that follow it."""
-        return self._planned(self.system.advance(state, reply))
-
-    def _planned(self, state: State) -> State:
-        # Sub-questions of one decomposition wait for their plans together.
-        while (active := active_items(state)) and state.items[active[0]].todo[0] == PLAN:
-            actions = (ParsedAction("Plan", self._plan_of(state)),) * len(active)
-            # A lone reply comes without a tuple around it.
-            state = self.system.advance(state, actions if len(actions) > 1 else actions[0])
-        return state
-
-    def _plan_of(self, state: State) -> tuple[str, ...]:
+    def _write(self, effect: Generate) -> ParsedAction:
+        """Returns the decomposition, if there is one, or the workflow."""
         decomposes = self.plan[0] in (QDS, QDP)
-        if decomposes and not state.strategy:
-            return self.plan[:1]
-        return self.plan[1:] if decomposes else self.plan
+        if decomposes and effect.role == PLANNER:
+            return ParsedAction("Plan", self.plan[:1])
+        return ParsedAction("Plan", self.plan[1:] if decomposes else self.plan)
 
 
 def fixed_workflows(system: MAOARAG) -> dict[str, System]:

@@ -12,9 +12,11 @@ from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.rollout.tree import SEARCH, Call, Forest
 from jax_ragrl.systems.base import path_from_root
+from jax_ragrl.systems.mao_arag.system import PURPOSES, parts_of
 from jax_ragrl.systems.mao_arag.workflows import PLANNER, QDP, QDS
 from jax_ragrl.text.metrics import f1
 
+DECOMPOSITIONS = (PURPOSES[QDS], PURPOSES[QDP])
 # The decomposition that waits for each of its sub-questions, by table; the other one waits once.
 SERIAL: Mapping[str, str] = {"code": QDS, "paper": QDP}
 
@@ -110,10 +112,13 @@ def reward(forest: Forest, costs: Costs) -> np.ndarray:
     reward_N = answer_rewards(forest, f1)
     for leaf in np.flatnonzero(forest.leaf_N).tolist():
         end = forest.records[leaf]
+        # The frozen model decomposes at most once per rollout.
+        texts = [call.reply for call in end.calls if call.purpose in DECOMPOSITIONS]
+        parts = sum(len(parts_of(text, "")) for text in texts)
         for turn, node in enumerate(path_from_root(forest, leaf)[:-1]):
             action = forest.records[node].parsed
             assert action is not None, "a node above a leaf is an action"
             # The leaf records all calls, each with the number of the planner call that pays.
             calls = [call for call in end.calls if call.turn == turn]
-            reward_N[node] = own_reward(action, calls, len(end.state.parts), costs)
+            reward_N[node] = own_reward(action, calls, parts, costs)
     return reward_N

@@ -1,17 +1,17 @@
-"""MAO-ARAG's state machine; `recipe.py` lists the departures from the paper."""
+"""MAO-ARAG's steps; `recipe.py` lists the departures from the paper."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
-from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.rollout.roles import Role
+from jax_ragrl.rollout.system import Fault, Steps, StrategyChoice, all_of
 from jax_ragrl.systems.mao_arag.workflows import (
     AG,
     DS,
@@ -27,7 +27,7 @@ from jax_ragrl.systems.mao_arag.workflows import (
     render_plan,
 )
 from jax_ragrl.text.prompts import format_passages, user_turn
-from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
+from jax_ragrl.types import LLMRequest, Passage, Question, Sampling
 
 # Steps that are not in a plan: the planner call, substitution of earlier answers, the summary.
 PLAN, FILL, AS = "plan", "fill", "AS"
@@ -55,6 +55,11 @@ def sub_questions(reply: str) -> tuple[str, ...]:
     return tuple(line for line in bare if line)
 
 
+def parts_of(reply: str, question: str) -> tuple[str, ...]:
+    """Returns the sub-questions to answer; without any, the question itself is the only one."""
+    return sub_questions(reply)[:MAX_PARTS] or (question,)
+
+
 def select_documents(reply: str, documents: tuple[Passage, ...]) -> tuple[Passage, ...]:
     """Returns the documents whose numbers (from 1) occur in the reply, in its order."""
     # At most nine digits: `int` raises for very long numbers. Duplicates are dropped.
@@ -72,10 +77,10 @@ def plain_answer(reply: str) -> str:
     return re.sub(r"^answer\s*:\s*", "", one_line(reply.replace("*", "")), flags=re.IGNORECASE)
 
 
-# --- The state machine ----------------------------------------------------------------------------
+# --- The system -----------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Item:
     """A question or sub-question, and the steps that remain for it.
 
@@ -94,38 +99,6 @@ class Item:
     query: str = ""
     documents: tuple[Passage, ...] = ()
     answer: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class State(BaseState):
-    """The state of a rollout.
-
-    Fields:
-      items: the question, then its sub-questions.
-      turns: the number of planner calls.
-      strategy: the first legal plan.
-      faults: the kinds of executor replies that were corrected.
-    """
-
-    question: Question
-    items: tuple[Item, ...]
-    turns: int = 0
-    strategy: str = ""
-    faults: tuple[str, ...] = ()
-
-    @property
-    def parts(self) -> tuple[Item, ...]:
-        """The sub-questions."""
-        return self.items[1:]
-
-    def with_item(self, i: int, **changes: Any) -> State:
-        """Returns this state with changed fields of item `i`."""
-        item = dataclasses.replace(self.items[i], **changes)
-        return dataclasses.replace(self, items=(*self.items[:i], item, *self.items[i + 1 :]))
-
-    def with_fault(self, fault: str) -> State:
-        """Returns this state with one more fault; unchanged if `fault` is empty."""
-        return dataclasses.replace(self, faults=(*self.faults, fault)) if fault else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,132 +153,104 @@ class MAOARAG:
             for name in (PLANNER, SUB_PLANNER)
         }
 
-    def start(self, question: Question) -> State:
-        """Returns the state before the first planner call."""
-        return State(question, (Item(question.text),))
+    def steps(self, question: Question) -> Steps:
+        """Carries out the workflow of the question, or those of its sub-questions."""
+        yield StrategyChoice("")
+        strategy, turns = "", 0  # the first legal plan, and the number of planner calls
+        items = [Item(question.text)]  # the question, then its sub-questions
+        while active := active_items(items, strategy):
+            # 1. One effect per item that can proceed.
+            replies = yield from all_of([self._effect(i, items, strategy, turns) for i in active])
+            for item, reply in zip(active, replies, strict=True):
+                # 2. A plan; after a malformed one the item keeps its step, and tries again.
+                if item.todo[0] == PLAN:
+                    if reply.valid:
+                        item.turn, item.todo = turns, steps_of(reply.args)
+                    if reply.valid and not strategy:
+                        strategy = render_plan(reply.args)
+                        yield StrategyChoice(strategy)
+                    turns += 1
+                    continue
+                # 3. Or the reply of an executor.
+                step, item.todo = item.todo[0], item.todo[1:]
+                if step == R:
+                    item.documents = reply.passages
+                elif step == QR:
+                    item.query = one_line(reply)
+                elif step == FILL:
+                    item.text = one_line(reply) or item.text
+                elif step in (AG, AS):
+                    item.answer = plain_answer(reply)
+                elif step == DS:
+                    documents = select_documents(reply, item.documents)
+                    if not documents:
+                        yield Fault("Invalid Selection")
+                    item.documents = documents or item.documents
+                else:
+                    texts = sub_questions(reply)
+                    if not 0 < len(texts) <= MAX_PARTS:
+                        yield Fault("Too Many Sub-Questions" if texts else "No Sub-Question")
+                    # Later sub-questions of a series start with the substitution of answers.
+                    later = (FILL, PLAN) if step == QDS else (PLAN,)
+                    parts = parts_of(reply, item.text)
+                    items += [Item(part, later if n else (PLAN,)) for n, part in enumerate(parts)]
+            # 4. Items that no planner call is left for have no steps, the last items first.
+            planned = [item for item in items if PLAN in item.todo]
+            for item in planned[max(self.max_turns - turns, 0) :]:
+                item.todo = ()
+        answer = items[0].answer
+        if answer is None:
+            yield Done(None, "No Sub-Answer" if strategy else "No Legal Workflow")
+        is_complete = all(item.answer is not None for item in items)
+        yield Done(answer, "answered" if is_complete else "answered, Out Of Turns")
 
-    def next_effects(self, state: State) -> tuple[Effect, ...]:
-        """Returns the next effect of every active item, or `Done`."""
-        return tuple(self._effect(state, i) for i in active_items(state)) or (_done(state),)
-
-    def advance(self, state: State, reply: Any) -> State:
-        """Returns the state after a reply to each active item."""
-        active = active_items(state)
-        # A lone reply comes without a tuple around it.
-        replies = reply if len(active) > 1 else (reply,)
-        for i, one in zip(active, replies, strict=True):
-            after = _after_plan if isinstance(one, ParsedAction) else _after_executor
-            state = after(state, i, one)
-        return _within_turns(state, self.max_turns)
-
-    def _effect(self, state: State, i: int) -> Effect:
-        item = state.items[i]
+    def _effect(self, item: Item, items: Sequence[Item], strategy: str, turns: int) -> Effect:
+        """Returns the effect of the next step of an item."""
         step = item.todo[0]
-        if step == PLAN:
-            # The grammar of later planner calls has no decomposition.
-            role = SUB_PLANNER if state.strategy else PLANNER
-            return Generate(role, self._messages(role, item, state), state.turns + 1)
         if step == R:
             return Search(item.query or item.text, self.top_k, turn=item.turn)
-        purpose = PURPOSES[step] if step != AG or item.documents else "answer_direct"
-        messages = self._messages(purpose, item, state)
-        request = LLMRequest(purpose, messages, Sampling(0.0, 1.0, self.reply_tokens))
-        # A substitution serves the decomposition, so the question's planner call pays for it.
-        return CallLLM(request, turn=state.items[0].turn if step == FILL else item.turn)
-
-    def _messages(self, name: str, item: Item, state: State) -> tuple[Message, ...]:
+        # The grammar of later planner calls has no decomposition.
+        planner = SUB_PLANNER if strategy else PLANNER
+        executor = PURPOSES.get(step, "") if step != AG or item.documents else "answer_direct"
+        name = planner if step == PLAN else executor
         # Answered sub-questions are shown as numbered pairs, like documents.
-        pairs = [Passage("", part.text, part.answer or "") for part in answered_parts(state)]
-        return user_turn(
+        pairs = [Passage("", part.text, part.answer or "") for part in answered(items)]
+        messages = user_turn(
             self.style,
             name,
             question=item.text,
             documents=format_passages(self.style, item.documents),
             answers=format_passages(self.style, pairs, form="pair"),
         )
+        if step == PLAN:
+            return Generate(name, messages, turns + 1)
+        request = LLMRequest(name, messages, Sampling(0.0, 1.0, self.reply_tokens))
+        # A substitution serves the decomposition, so the question's planner call pays for it.
+        return CallLLM(request, turn=items[0].turn if step == FILL else item.turn)
 
 
-def answered_parts(state: State) -> list[Item]:
-    """Returns the sub-questions with an answer."""
-    return [part for part in state.parts if part.answer is not None]
-
-
-def active_items(state: State) -> list[int]:
-    """Returns the numbers of the items whose next step can be performed.
+def active_items(items: Sequence[Item], strategy: str) -> list[Item]:
+    """Returns the items whose next step can be performed.
 
     Sub-questions come before the remaining steps of the question: one after the other, or all at
     once after a parallel decomposition.
     """
-    waiting = [i for i, item in enumerate(state.items) if i and item.todo]
+    waiting = [item for item in items[1:] if item.todo]
     if waiting:
-        return waiting if state.strategy == QDP else waiting[:1]
-    todo = state.items[0].todo
+        return waiting if strategy == QDP else waiting[:1]
+    todo = items[0].todo
     # Without an answered sub-question there is nothing to summarize.
-    return [0] if todo and (todo[0] != AS or answered_parts(state)) else []
+    return [items[0]] if todo and (todo[0] != AS or answered(items)) else []
 
 
-def _after_plan(state: State, i: int, action: ParsedAction) -> State:
-    """Returns the state after a planner call; after a malformed plan the next call tries again."""
-    turn, state = state.turns, dataclasses.replace(state, turns=state.turns + 1)
-    # The item keeps its step PLAN, so the next call tries again.
-    if not action.valid:
-        return state
-    plan = action.args
+def answered(items: Sequence[Item]) -> list[Item]:
+    """Returns the sub-questions with an answer."""
+    return [item for item in items[1:] if item.answer is not None]
+
+
+def steps_of(plan: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the steps of a legal plan: a decomposition ends with the summary."""
     if plan[0] in (QDS, QDP):
-        todo = (*plan, AS)
-    else:
-        # DS before any R has nothing to select from.
-        todo = tuple(step for n, step in enumerate(plan) if step != DS or R in plan[:n])
-    state = state.with_item(i, todo=todo, turn=turn)
-    return dataclasses.replace(state, strategy=state.strategy or render_plan(plan))
-
-
-def _after_executor(state: State, i: int, reply: Any) -> State:
-    """Returns the state after the reply of an executor."""
-    item = state.items[i]
-    step, todo = item.todo[0], item.todo[1:]
-    if step in (QDS, QDP):
-        texts = sub_questions(reply)
-        fault = "Too Many Sub-Questions" if len(texts) > MAX_PARTS else ""
-        state = state.with_fault(fault if texts else "No Sub-Question").with_item(i, todo=todo)
-        # Without sub-questions the question itself is the only one.
-        return _split(state, texts[:MAX_PARTS] or (item.text,))
-    if step == DS and not select_documents(reply, item.documents):
-        return state.with_fault("Invalid Selection").with_item(i, todo=todo)
-    return state.with_item(i, todo=todo, **UPDATES[step](item, reply))
-
-
-# From an item and the reply to one of its steps to the fields of the item that change.
-UPDATES: Mapping[str, Callable[[Item, Any], dict[str, Any]]] = {
-    R: lambda item, hits: {"documents": hits.passages},
-    QR: lambda item, text: {"query": one_line(text)},
-    DS: lambda item, text: {"documents": select_documents(text, item.documents)},
-    FILL: lambda item, text: {"text": one_line(text) or item.text},
-    AG: lambda item, text: {"answer": plain_answer(text)},
-    AS: lambda item, text: {"answer": plain_answer(text)},
-}
-
-
-def _split(state: State, texts: Sequence[str]) -> State:
-    """Appends sub-questions; later ones of a series start with the substitution of answers."""
-    fill = state.strategy == QDS
-    parts = (Item(text, (FILL, PLAN) if fill and n else (PLAN,)) for n, text in enumerate(texts))
-    return dataclasses.replace(state, items=(*state.items, *parts))
-
-
-def _within_turns(state: State, max_turns: int) -> State:
-    """Drops the steps of items that no planner call is left for, the last items first."""
-    remaining = max_turns - state.turns
-    for i, item in enumerate(state.items):
-        if PLAN in item.todo:
-            state = state if remaining > 0 else state.with_item(i, todo=())
-            remaining -= 1
-    return state
-
-
-def _done(state: State) -> Done:
-    answer = state.items[0].answer
-    if answer is not None:
-        is_complete = len(answered_parts(state)) == len(state.parts)
-        return Done(answer, "answered" if is_complete else "answered, Out Of Turns")
-    return Done(None, "No Sub-Answer" if state.strategy else "No Legal Workflow")
+        return (*plan, AS)
+    # DS before any R has nothing to select from.
+    return tuple(step for n, step in enumerate(plan) if step != DS or R in plan[:n])

@@ -1,20 +1,19 @@
-"""MMOA-RAG's grammars and state machine; `recipe.py` lists the departures from the paper."""
+"""MMOA-RAG's grammars and steps; `recipe.py` lists the departures from the paper."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
+from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
-from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.rollout.system import Fault, Shown, Steps, Used, all_of
 from jax_ragrl.text.patterns import ascending, character, line, visible
 from jax_ragrl.text.prompts import format_passages, user_turn
-from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
+from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 
 REWRITER, SELECTOR, GENERATOR = "rewriter", "selector", "generator"
 MODULES = ("QR+S+G", "S+G", "QR+G", "G", "QR", "S")
@@ -107,29 +106,7 @@ def selection_regex(word: str, top_k: int) -> str:
     return f"(?:{ascending([f'{word}{i}' for i in range(top_k)], ',')})?"
 
 
-# --- The state machine ----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class State(BaseState):
-    """The state of a rollout. `phase` names the next effects.
-
-    Fields:
-      queries: the queries of the rewriter, or the question.
-      candidates: the passages that the selector reads.
-      documents: the passages that the generator reads.
-      faults: that the selector named a document that was not shown.
-      finish_reason: why the rollout ended; also names faults that were skipped.
-    """
-
-    question: Question
-    phase: str
-    queries: tuple[str, ...] = ()
-    candidates: tuple[Passage, ...] = ()
-    documents: tuple[Passage, ...] = ()
-    answer: str | None = None
-    faults: tuple[str, ...] = ()
-    finish_reason: str = "answered"
+# --- The system ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,87 +173,55 @@ class MMOARAG:
         digits = f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
         return f",|,?{word}(?:{digits})?|{digits},?"
 
-    def start(self, question: Question) -> State:
-        """Returns the state before the rewriter, or before the search without one."""
-        if REWRITER in self.roles:
-            return State(question, "rewrite")
-        return State(question, "search", (question.text,))
-
-    def next_effects(self, state: State) -> Effect | tuple[Effect, ...]:
-        """Returns the effects of the phase; the searches of all queries at once."""
-        match state.phase:
-            case "rewrite":
-                return self._generate(REWRITER, "rewriter", state)
-            case "search":
-                counts = allocation(len(state.queries), self.top_k)
-                # `allocation` drops queries without passages, which are the last ones.
-                return tuple(Search(q, k) for q, k in zip(state.queries, counts, strict=False))
-            case "select":
-                return self._generate(SELECTOR, "selector", state, state.candidates)
-            case "generate":
-                return self._answer(state)
-            case _:
-                return Done(state.answer, state.finish_reason)
-
-    def advance(self, state: State, reply: Any) -> State:
-        """Returns the state after an action or a reply, or after the hits of all searches."""
-        transitions: dict[str, Any] = {
-            "rewrite": self._after_rewrite,
-            "search": self._after_search,
-            "select": self._after_selection,
-            "generate": self._after_answer,
-        }
-        return transitions[state.phase](state, reply)
-
-    def _after_rewrite(self, state: State, rewriting: ParsedAction) -> State:
-        # A rewriting without usable queries falls back on the question.
-        queries = rewriting.args or (state.question.text,)
-        return dataclasses.replace(state, phase="search", queries=queries)
-
-    def _after_search(self, state: State, reply: Hits | tuple[Hits, ...]) -> State:
-        # A lone reply comes without a tuple around it; `Hits` is a tuple too.
-        results = (reply,) if isinstance(reply, Hits) else reply
-        passages = tuple(passage for hits in results for passage in hits.passages)
-        phase = "select" if SELECTOR in self.roles else "generate"
-        return dataclasses.replace(state, phase=phase, candidates=passages, documents=passages)
-
-    def _after_selection(self, state: State, selection: ParsedAction) -> State:
-        legal = [i for i in selection.args if i < len(state.candidates)]
-        documents = tuple(state.candidates[i] for i in legal)
-        state = dataclasses.replace(state, phase="generate", documents=documents)
-        if len(legal) == len(selection.args):
-            return state
-        # A fault of the state, since the text alone does not show how many documents there are.
-        fault, reason = "Unknown Document", "answered, Unknown Document"
-        return dataclasses.replace(state, faults=(fault,), finish_reason=reason)
-
-    def _after_answer(self, state: State, reply: ParsedAction | str) -> State:
-        answer = parse_answer(reply) if isinstance(reply, str) else reply
-        if not answer.args:
-            return dataclasses.replace(state, phase="done", finish_reason=answer.error)
-        return dataclasses.replace(state, phase="done", answer=answer.args[0])
-
-    def _answer(self, state: State) -> Effect:
-        """Returns the action of the generator, or the request to the frozen model in its place."""
-        name = "generator" if state.documents else "generator_direct"
-        if GENERATOR in self.roles:
-            return self._generate(GENERATOR, name, state, state.documents)
-        greedy = Sampling(0.0, 1.0, self.generator_max_tokens)
-        messages = self._messages(name, state, state.documents)
-        return CallLLM(LLMRequest("answer", messages, greedy))
+    def steps(self, question: Question) -> Steps:
+        """Rewrites the question, searches for all queries at once, selects passages, answers."""
+        roles = [*self.roles]
+        queries: tuple[str, ...] = (question.text,)
+        if REWRITER in roles:
+            rewriting = yield self._generate(REWRITER, "rewriter", question, (), roles)
+            queries = rewriting.args or queries  # without usable queries: the question
+        # `allocation` drops queries without passages, which are the last ones.
+        counts = allocation(len(queries), self.top_k)
+        searches = [Search(q, k) for q, k in zip(queries, counts, strict=False)]
+        results = yield from all_of(searches)
+        documents = tuple(passage for hits in results for passage in hits.passages)
+        reason = "answered"
+        yield Shown(documents)
+        if SELECTOR in roles:
+            selection = yield self._generate(SELECTOR, "selector", question, documents, roles)
+            legal = [i for i in selection.args if i < len(documents)]
+            # The text alone does not show how many documents there are.
+            if len(legal) < len(selection.args):
+                yield Fault("Unknown Document")
+                reason = "answered, Unknown Document"
+            documents = tuple(documents[i] for i in legal)
+        yield Used(documents)
+        name = "generator" if documents else "generator_direct"
+        if GENERATOR in roles:
+            answer = yield self._generate(GENERATOR, name, question, documents, roles)
+        else:
+            # The frozen model answers in place of the generator.
+            greedy = Sampling(0.0, 1.0, self.generator_max_tokens)
+            messages = self._messages(name, question, documents)
+            answer = parse_answer((yield CallLLM(LLMRequest("answer", messages, greedy))))
+        yield Done(answer.args[0], reason) if answer.args else Done(None, answer.error)
 
     def _generate(
-        self, role: str, name: str, state: State, passages: tuple[Passage, ...] = ()
+        self,
+        role: str,
+        name: str,
+        question: Question,
+        passages: tuple[Passage, ...],
+        roles: Sequence[str],
     ) -> Generate:
         # Modules that are off do not count as levels.
-        depth = 1 + list(self.roles).index(role)
-        return Generate(role, self._messages(name, state, passages), depth)
+        return Generate(role, self._messages(name, question, passages), 1 + roles.index(role))
 
     def _messages(
-        self, name: str, state: State, passages: tuple[Passage, ...]
+        self, name: str, question: Question, passages: tuple[Passage, ...]
     ) -> tuple[Message, ...]:
         documents = format_passages(self.style, passages, first=0)
-        return user_turn(self.style, name, question=state.question.text, documents=documents)
+        return user_turn(self.style, name, question=question.text, documents=documents)
 
 
 def allocation(queries: int, total: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera.recipe import Settings, code, paper, recipe, table_system
-from jax_ragrl.systems.opera.system import ROLES, Opera, State
+from jax_ragrl.systems.opera.system import ROLES, Opera
 
 __all__ = [
     "ROLES",
@@ -10,7 +10,6 @@ __all__ = [
     "Injection",
     "Opera",
     "Settings",
-    "State",
     "code",
     "paper",
     "recipe",

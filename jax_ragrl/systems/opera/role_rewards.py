@@ -12,13 +12,13 @@ from jax_ragrl.rollout.tree import Forest, Record
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN
 from jax_ragrl.systems.opera.rewards import (
     GoldOf,
+    SubGoal,
     analysis_reward,
     plan_reward,
     plan_reward_code,
     rewrite_reward,
     steps_gold,
 )
-from jax_ragrl.systems.opera.system import current_subgoal
 from jax_ragrl.systems.opera.world import world_gold
 from jax_ragrl.text.metrics import exact_match
 from jax_ragrl.types import Question
@@ -62,8 +62,8 @@ def _step_reward(question: Question, record: Record, gold_of: GoldOf, ndcg_power
     """Returns the reward of an analysis or a rewritten query."""
     action, state = record.parsed, record.state
     assert action is not None
+    # The sub-goal of the latest search.
+    subgoal = state.latest(SubGoal)
     if record.role == ANALYSIS:
-        # The state after an analysis is at the next sub-goal, so it keeps the analyzed one.
-        return analysis_reward(action, gold_of(question, state.analyzed_goal, state.candidates))
-    gold = gold_of(question, current_subgoal(state), record.passages)
-    return rewrite_reward(action, gold, ndcg_power)
+        return analysis_reward(action, gold_of(question, subgoal, state.candidates))
+    return rewrite_reward(action, gold_of(question, subgoal, record.passages), ndcg_power)

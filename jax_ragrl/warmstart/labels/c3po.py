@@ -6,13 +6,13 @@ passages; a decision, which no label leads to, hands over to the language model.
 
 from __future__ import annotations
 
+from jax_ragrl.rollout.system import State
 from jax_ragrl.systems.c3po import (
     FILTER,
     LLM,
     NO_RETRIEVAL,
     RETRIEVAL,
     ROUTER,
-    State,
     render_decision,
     render_filter,
     render_router,

@@ -6,7 +6,7 @@ the keywords of the question.
 
 from __future__ import annotations
 
-from jax_ragrl.systems.opera import State
+from jax_ragrl.rollout.system import State
 from jax_ragrl.systems.opera.grammar import (
     ANALYSIS,
     PLAN,

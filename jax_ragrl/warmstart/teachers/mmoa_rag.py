@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.llm.reader import UNKNOWN, Plan, conclude, facts_of, question_of, resolve, understand
 from jax_ragrl.retrieval.base import Retriever, search_all
-from jax_ragrl.rollout.effects import Generate, Segment
+from jax_ragrl.rollout.effects import Generate, Search, Segment
+from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.rollout.system import Execution
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.systems.mmoa_rag import (
     DOCUMENT,
@@ -22,14 +24,13 @@ from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
     REWRITER,
     SELECTOR,
-    State,
     render_answer,
     render_queries,
     render_selection,
 )
 from jax_ragrl.text.metrics import CLOSED, normalize
 from jax_ragrl.text.prompts import parse_passages
-from jax_ragrl.types import Message, Passage, Question
+from jax_ragrl.types import Hits, Message, Passage, Question
 from jax_ragrl.warmstart.demos import Demo
 
 # Words without information about the topic of a text.
@@ -100,37 +101,28 @@ def heuristic_demos(
         passages = tuple(shuffled(rng, hits.passages))
         selection = useful(LABELS[label](question), passages)
         rewriting = (rewritings or {}).get(question.id, "")
-        for role, state, text in _labels(system, question, passages, selection, rewriting):
-            if role in system.roles:
-                effect = system.next_effects(state)
-                assert isinstance(effect, Generate), "the state waits for this role"
-                demos.append(Demo(question.id, role, effect.messages, text))
+        queries = tuple(q for part in rewriting.split(";") if (q := part.strip()))
+        labels = {
+            REWRITER: render_queries(queries),
+            SELECTOR: render_selection(selection, system.document_word),
+            GENERATOR: render_answer(question.answers[0]),
+        }
+        # Without a selector the generator still gets the selected documents.
+        chosen = tuple(passages[i] for i in selection)
+        shown = Hits(passages if SELECTOR in system.roles else chosen, ())
+        execution = Execution(system, question)
+        while isinstance(effect := execution.effects[0], Generate | Search):
+            if isinstance(effect, Search):
+                execution = execution.advance(shown)
+                continue
+            text = labels[effect.role]
+            if text or effect.role != REWRITER:
+                demos.append(Demo(question.id, effect.role, effect.messages, text))
+            # Without queries there is one search, for the question.
+            no_queries = ParsedAction("Rewrite")
+            action = system.roles[effect.role].parse(text)
+            execution = execution.advance(no_queries if effect.role == REWRITER else action)
     return demos
-
-
-def _labels(
-    system: MMOARAG,
-    question: Question,
-    passages: tuple[Passage, ...],
-    selection: tuple[int, ...],
-    rewriting: str,
-) -> Iterator[tuple[str, State, str]]:
-    """Yields each role, its state, and the text that it should write.
-
-    Args:
-      system: the system.
-      question: a question with an answer.
-      passages: its passages in the order of the prompt.
-      selection: numbers of the passages to select.
-      rewriting: queries separated by `;`, or empty.
-    """
-    queries = tuple(query.strip() for query in rewriting.split(";") if query.strip())
-    if queries:
-        yield REWRITER, State(question, "rewrite"), render_queries(queries)
-    selecting = State(question, "select", candidates=passages)
-    yield SELECTOR, selecting, render_selection(selection, system.document_word)
-    generating = State(question, "generate", documents=tuple(passages[i] for i in selection))
-    yield GENERATOR, generating, render_answer(question.answers[0])
 
 
 # --- A script for the synthetic corpus ------------------------------------------------------------

@@ -13,7 +13,8 @@ from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
-from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.system import Execution
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Record, build_forest, sibling_groups
 from jax_ragrl.systems import opera
 from jax_ragrl.systems.opera import Opera, Settings
@@ -30,7 +31,7 @@ from jax_ragrl.systems.opera.expert_pool import (
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE, render_analysis, render_plan
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection, sibling_advantages
 from jax_ragrl.systems.opera.world import WorldExpert
-from jax_ragrl.types import Message, Passage, Question
+from jax_ragrl.types import Hits, Message, Passage, Question
 from tests.rollout.tape import BOB, Tape, passage
 from tests.systems.talk import talk
 
@@ -338,11 +339,14 @@ def test_the_pool_returns_the_best_candidate():
 def prompt_of(style: str, role: str, goal: str, *texts: str) -> Generate:
     """A role's prompt in a style, with these documents."""
     hits_by_query = [Passage(str(i), "a title", text) for i, text in enumerate(texts)]
-    state = opera.State(
-        EXAMPLE, goal=goal, query=goal, failure="x", candidates=tuple(hits_by_query)
-    )
-    phase = {ANALYSIS: "analyse", REWRITE: "rewrite"}[role]
-    return Opera(style).next_effects(dataclasses.replace(state, phase=phase))
+    # Without a planner the question is the sub-goal.
+    system = Opera(style, max_plan_steps=0)
+    searched = Execution(system, dataclasses.replace(EXAMPLE, text=goal))
+    analysis = searched.advance(Hits(tuple(hits_by_query), ()))
+    run = analysis if role == ANALYSIS else analysis.advance(invalid_action("x"))
+    (effect,) = run.effects
+    assert isinstance(effect, Generate)
+    return effect
 
 
 def pool_of(style: str, role: str, goal: str, *expert_or_none: tuple[str, str, float]) -> Pool:
