@@ -101,12 +101,12 @@ class Figure:
 
 
 def effects() -> Figure:
-    f = Figure("A state machine and its effects", 430)
-    f.box(130, 10, 200, 44, ["start(question)", "pure"], "f0")
+    f = Figure("A system and its effects", 430)
+    f.box(130, 10, 200, 44, ["steps(question)", "a generator"], "f0")
     f.line((230, 54), (230, 84))
-    f.box(130, 86, 200, 44, ["State", "a frozen dataclass"], "fa")
+    f.box(130, 86, 200, 44, ["Execution", "suspended"], "fa")
     f.line((230, 130), (230, 160))
-    f.note(240, 150, "next_effects(state)")
+    f.note(240, 150, "effects")
     for i, (name, by, look) in enumerate(
         [
             ("Generate", "policy", "fa"),
@@ -121,8 +121,8 @@ def effects() -> Figure:
     f.line((286, 214), (286, 242), (260, 242), (260, 250))
     f.box(182, 252, 96, 44, ["replies", "one batch"], "f0")
     f.line((230, 296), (230, 328))
-    f.note(240, 316, "advance(state, reply)")
-    f.box(130, 330, 200, 44, ["next State", "pure"], "fa")
+    f.note(240, 316, "advance(reply)")
+    f.box(130, 330, 200, 44, ["next Execution", "one per branch"], "fa")
     f.line((330, 352), (455, 352), (455, 108), (332, 108))
     f.note(230, 400, "Only rollout/collect.py performs effects:", "middle")
     f.note(230, 418, "one batched call per kind and round.", "middle")

@@ -53,7 +53,7 @@ class Settings:
     """The config section `recipe`.
 
     Fields:
-      system: the state machine and how it is sampled.
+      system: the system and how it is sampled.
       reward: `answer`: the answer is right; `format`: the actions are valid, whatever the answer;
         `short`: as `format`, and each action costs 0.2, so that no search is best.
       rollouts: per question; they are compared with each other.

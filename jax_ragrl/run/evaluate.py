@@ -182,7 +182,7 @@ def evaluate(
     """Runs the inference algorithm of a system on every question.
 
     Args:
-      system: the state machine.
+      system: the system.
       questions: the questions; each has one result, also if it fails.
       environment: a sampler (greedy for a table), a retriever and a frozen language model.
       judge: a language model that grades the answers, as the score `judge`.

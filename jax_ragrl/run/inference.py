@@ -81,7 +81,7 @@ def roll_out_texts(system: System, environment: Environment, texts: Sequence[str
     removed, because a repeated id would get a new seed.
 
     Args:
-      system: the state machine.
+      system: the system.
       environment: sampler, retriever and frozen language model.
       texts: the questions.
     """

@@ -19,7 +19,7 @@ class ServedSystem(NamedTuple):
     Fields:
       name: name of the model in the OpenAI API.
       policy: source of the weights, for `/health`.
-      system: state machine that answers questions.
+      system: the system that answers questions.
       environment: sampler, retriever and frozen language model.
       warmup_question: is answered before any other, to compile the most frequent programs.
     """

@@ -1,1 +1,1 @@
-"""The systems of the papers: each a state machine, its grammars, and a table of choices."""
+"""The systems of the papers: each with its steps, its grammars, and a table of choices."""

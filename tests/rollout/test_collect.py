@@ -226,6 +226,15 @@ def test_in_evaluation_an_index_out_of_range_is_skipped():
     assert "1 title 2: text 2" in tape.prompts[-1] and "title 1:" not in tape.prompts[-1]
 
 
+def test_a_branch_that_ends_by_depth_keeps_its_faults_and_its_strategy():
+    tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7, 2]"]})
+    forest = play(tape, strict=False, max_depth=3)
+    assert leaves_of(forest) == [(None, "Max Depth")]
+    end = forest.records[-1].state
+    assert (end.faults, end.strategy) == (("Hallucinate Document Idx",), "Retrieval")
+    assert end.documents == (passage(2),)
+
+
 def test_in_evaluation_a_selection_out_of_range_is_empty():
     tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7]"]})
     play(tape, strict=False)

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,8 +88,8 @@ def test_impure_steps_cannot_branch():
         start.advance(HITS)
 
 
-def iterate(*values: Any) -> Iterator[Any]:
-    yield from values
+def iterate(value: Any) -> Steps:
+    yield value
     yield Done("end")
 
 

@@ -98,7 +98,7 @@ def test_all_contents_of_a_tag_are_joined():
     assert tag_contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
 
 
-# --- The state machine --------------------------------------------------------------------------
+# --- The steps ----------------------------------------------------------------------------------
 
 
 def test_a_task_has_its_own_context():

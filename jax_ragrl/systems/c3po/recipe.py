@@ -128,7 +128,7 @@ class Settings:
     """The config section `recipe`; the defaults are the paper's.
 
     Fields:
-      system: the state machine and how it is sampled.
+      system: the steps and how actions are sampled.
       tree: the rollouts and their credit.
       evaluation_depth: the depth limit in evaluation; 0: that of training.
     """

@@ -165,7 +165,8 @@ class C3PO:
         queries: list[str] = []
         depth = 1
         # 1. The router chooses the strategy; the frozen model plans a series of searches.
-        route = yield self._generate(ROUTER, "router", question, (), depth, hint=self.hint)
+        prompt = self._messages("router", question, (), hint=self.hint)
+        route = yield Generate(ROUTER, prompt, depth)
         yield from _dead_unless(route.valid, route.error, depth)
         yield StrategyChoice(route.action)
         planned, roadmap = route.action == PLANNING, ""
@@ -181,9 +182,8 @@ class C3PO:
                 # Another search (1), its filter (1) and the answer (2) take four levels.
                 only_llm = len(documents) > self.max_documents or depth > self.max_depth - 4
                 name = "decision_final" if only_llm else "decision"
-                decision = yield self._generate(
-                    DECISION, name, question, documents, depth, roadmap=roadmap
-                )
+                prompt = self._messages(name, question, documents, roadmap=roadmap)
+                decision = yield Generate(DECISION, prompt, depth)
                 # Where only `[LLM]` is offered, another action counts as that.
                 wrong = decision.error == "Invalid Action" or decision.action == RETRIEVAL
                 if only_llm and wrong:
@@ -200,9 +200,8 @@ class C3PO:
             # 4. The filter selects passages, which are numbered from 1 in the prompt.
             yield Shown(candidates)
             name = "filter_objective" if objective else "filter"
-            selection = yield self._generate(
-                FILTER, name, question, candidates, depth, objective=objective
-            )
+            prompt = self._messages(name, question, candidates, objective=objective)
+            selection = yield Generate(FILTER, prompt, depth)
             yield from _dead_unless(selection.valid, selection.error, depth)
             legal = [i for i in selection.args if 1 <= i <= len(candidates)]
             if len(legal) < len(selection.args):
@@ -225,17 +224,6 @@ class C3PO:
         """Returns the depth after some more levels; ends a branch that would be too deep."""
         yield from _dead_unless(depth + levels <= self.max_depth, "Max Depth", depth)
         return depth + levels
-
-    def _generate(
-        self,
-        role: str,
-        name: str,
-        question: Question,
-        passages: tuple[Passage, ...],
-        depth: int,
-        **values: str,
-    ) -> Generate:
-        return Generate(role, self._messages(name, question, passages, **values), depth)
 
     def _request(
         self, name: str, question: Question, passages: tuple[Passage, ...], temperature: float

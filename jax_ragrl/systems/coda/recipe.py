@@ -56,7 +56,7 @@ class Settings:
     """The config section `recipe`; the defaults are the paper's.
 
     Fields:
-      system: the state machine and how it is sampled.
+      system: the steps and how actions are sampled.
       rollouts: rollouts per question, which are compared with each other.
       format_weight: weight of the format reward; 0 removes it.
       refinement_weight: weight of the refinement reward; 0 removes it. An agent without

@@ -51,7 +51,7 @@ class Settings:
     """The config section `recipe`; the defaults are the paper's main result, without costs.
 
     Fields:
-      system: the state machine and how it is sampled.
+      system: the steps and how actions are sampled.
       costs: weights and prices of the costs of a planner call.
       train_malformed: whether malformed planner calls before the first legal plan are trained.
     """

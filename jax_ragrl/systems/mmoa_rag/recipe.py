@@ -59,7 +59,7 @@ class Settings:
     """The config section `recipe`; the defaults are the paper's.
 
     Fields:
-      system: the state machine and how it is sampled.
+      system: the steps and how actions are sampled.
       penalties: the penalties of each role.
       reward: the reward of an answer: its `f1`, or RRR's `em_f1_hit`.
       rollouts: rollouts per question; several are for a group rule, which replaces the critic.

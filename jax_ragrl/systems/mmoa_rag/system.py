@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
@@ -175,10 +175,12 @@ class MMOARAG:
 
     def steps(self, question: Question) -> Steps:
         """Rewrites the question, searches for all queries at once, selects passages, answers."""
-        roles = [*self.roles]
+        roles = self.roles
+        depth = 1  # modules that are off do not count as levels
         queries: tuple[str, ...] = (question.text,)
         if REWRITER in roles:
-            rewriting = yield self._generate(REWRITER, "rewriter", question, (), roles)
+            rewriting = yield Generate(REWRITER, self._messages("rewriter", question, ()), depth)
+            depth += 1
             queries = rewriting.args or queries  # without usable queries: the question
         # `allocation` drops queries without passages, which are the last ones.
         counts = allocation(len(queries), self.top_k)
@@ -188,7 +190,9 @@ class MMOARAG:
         reason = "answered"
         yield Shown(documents)
         if SELECTOR in roles:
-            selection = yield self._generate(SELECTOR, "selector", question, documents, roles)
+            messages = self._messages("selector", question, documents)
+            selection = yield Generate(SELECTOR, messages, depth)
+            depth += 1
             legal = [i for i in selection.args if i < len(documents)]
             # The text alone does not show how many documents there are.
             if len(legal) < len(selection.args):
@@ -197,25 +201,14 @@ class MMOARAG:
             documents = tuple(documents[i] for i in legal)
         yield Used(documents)
         name = "generator" if documents else "generator_direct"
+        messages = self._messages(name, question, documents)
         if GENERATOR in roles:
-            answer = yield self._generate(GENERATOR, name, question, documents, roles)
+            answer = yield Generate(GENERATOR, messages, depth)
         else:
             # The frozen model answers in place of the generator.
             greedy = Sampling(0.0, 1.0, self.generator_max_tokens)
-            messages = self._messages(name, question, documents)
             answer = parse_answer((yield CallLLM(LLMRequest("answer", messages, greedy))))
         yield Done(answer.args[0], reason) if answer.args else Done(None, answer.error)
-
-    def _generate(
-        self,
-        role: str,
-        name: str,
-        question: Question,
-        passages: tuple[Passage, ...],
-        roles: Sequence[str],
-    ) -> Generate:
-        # Modules that are off do not count as levels.
-        return Generate(role, self._messages(name, question, passages), 1 + roles.index(role))
 
     def _messages(
         self, name: str, question: Question, passages: tuple[Passage, ...]

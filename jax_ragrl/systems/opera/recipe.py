@@ -77,7 +77,7 @@ class Settings:
     """The config section `recipe`; the defaults are the paper's.
 
     Fields:
-      system: the state machine and how it is sampled.
+      system: the steps and how actions are sampled.
       group_size: actions sampled per decision of the role in training. With 1, whole rollouts of a
         question (`config.rollouts` of them) are compared by their answers instead, a reading of
         the paper's trajectory-level GRPO. It has no expert.
