@@ -93,8 +93,8 @@ class State:
         return next((note for note in reversed(self.notes) if isinstance(note, kind)), None)
 
 
-# States travel between processes and into checkpoints, with the replies and effects that they hold.
-declare(State, Reply, Effect)
+# States travel between processes and into checkpoints, with the replies and notes that they hold.
+declare(State, Reply, Effect, Fault, StrategyChoice, Shown, Used)
 
 
 class System(Protocol):

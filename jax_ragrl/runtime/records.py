@@ -75,7 +75,7 @@ def dumps(value: Any) -> bytes:
     except RecursionError:
         raise UserError(
             "a value for another process or a checkpoint is nested too deep, or contains itself: "
-            "keep states of a system flat"
+            "keep notes of a system flat"
         ) from None
 
 
@@ -141,10 +141,9 @@ class _Writer:
             return [name, TEXTS[name][0](value)]
         if self.known.get(full_name(kind)) is not kind:
             raise UserError(
-                f"a rollout holds {full_name(kind)}, which a state may not hold: use built-in "
-                "types, and dataclasses, named tuples and enums that annotations of the state's "
-                "fields name (or pass the class to jax_ragrl.runtime.records.declare), so that "
-                "other processes and resumed runs can read it"
+                f"a rollout holds {full_name(kind)}, which other processes and resumed runs cannot "
+                "read: use built-in types, or decorate the dataclass, named tuple or enum with "
+                "jax_ragrl.runtime.records.declare"
             )
         if dataclasses.is_dataclass(kind):
             parts = [getattr(value, field) for field in fields_of(kind)]

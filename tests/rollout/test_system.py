@@ -22,7 +22,7 @@ from jax_ragrl.rollout.system import (
     all_of,
     check_members,
 )
-from jax_ragrl.runtime import data_pickle
+from jax_ragrl.runtime import records
 from jax_ragrl.types import Hits, LLMRequest, Question
 from tests.rollout.tape import ANN, passage
 
@@ -75,7 +75,7 @@ def test_a_branch_repeats_the_replies_and_a_single_chain_does_not():
 def test_a_state_is_data():
     """It holds the replies and notes, but no generator."""
     state = Execution(Counted(), ANN).advance(HITS).state
-    assert copy.deepcopy(state) == data_pickle.loads(data_pickle.dumps(state)) == state
+    assert copy.deepcopy(state) == records.loads(records.dumps(state)) == state
     assert json.loads(json.dumps(dataclasses.asdict(state)))["question"]["id"] == ANN.id
 
 

@@ -23,7 +23,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.roles import ParsedAction
-from jax_ragrl.rollout.system import State
 from jax_ragrl.runtime import records
 from jax_ragrl.types import Hits, Passage, Question
 from tests.rollout.tape import PAPER, Tape, improvise, play
@@ -46,9 +45,10 @@ class Node:
     children: tuple[Node, ...] = ()
 
 
+@records.declare
 @dataclasses.dataclass(frozen=True)
-class Own(State):
-    """A state of a user's system, with everything that a state may hold."""
+class Own:
+    """A note of a user's system, with everything that it may hold."""
 
     question: Question
     queries: tuple[str, ...] = ()
@@ -234,7 +234,7 @@ FOREST = records.dumps(play(Tape(improvise), expander=PAPER))
     "value", [Unknown(1), os.system, object(), Unknown, np.array([{}]), {1: ({}, [Unknown(2)])}]
 )
 def test_what_is_no_data_is_refused_when_it_is_written(value):
-    with pytest.raises(UserError, match="which a state may not hold: use built-in types"):
+    with pytest.raises(UserError, match="resumed runs cannot read: use built-in types"):
         records.dumps(value)
 
 
@@ -249,8 +249,9 @@ def test_of_two_classes_of_one_name_the_newer_one_is_read():
     """As in a notebook, a cell of which is run again."""
 
     def cell() -> Any:
+        @records.declare
         @dataclasses.dataclass(frozen=True)
-        class Cell(State):
+        class Cell:
             number: int = 1
 
         return Cell

@@ -214,7 +214,7 @@ def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_sa
     rollouts = Rollouts(**arguments(trial))
     rollouts.roll_out = lambda *_: forest._replace(records=(Trial.rows,))
     rollouts.begin({}, 1)
-    with pytest.raises(UserError, match="function, which a state may not hold"):
+    with pytest.raises(UserError, match="function, which other processes"):
         rollouts.state()
 
 

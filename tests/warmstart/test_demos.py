@@ -63,7 +63,7 @@ def test_a_file_without_the_roles_is_refused(tmp_path):
     file = write(tmp_path / "d.jsonl", Demo("q", "router", QUESTION, "film"))
     with pytest.raises(UserError, match=r"demonstrations of router, but none of plan"):
         load_demos(file, ("plan",))
-    with pytest.raises(UserError, match=r"demonstrations of nothing, but none of any role"):
+    with pytest.raises(UserError, match="e.jsonl is empty"):
         load_demos(write(tmp_path / "e.jsonl"))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.runtime.records import declare
 from jax_ragrl.text.patterns import enclosed
 
 PLAN, ANALYSIS, REWRITE = "plan", "analysis", "rewrite"
@@ -44,6 +45,7 @@ _SPARE = re.compile(r"\"|,(?=\s*[\]}])")  # the start of a string, or a trailing
 _QUOTED = re.compile(r"\"(?P<query>[^\"]+)\"")
 
 
+@declare
 class Step(NamedTuple):
     """A sub-goal of a plan.
 

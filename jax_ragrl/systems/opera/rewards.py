@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.runtime.records import declare
 from jax_ragrl.systems.opera.grammar import YES, Step, references
 from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, exact_match, normalize
 from jax_ragrl.types import Passage, Question
@@ -38,6 +39,7 @@ class Gold(NamedTuple):
     total: int
 
 
+@declare
 class SubGoal(NamedTuple):
     """A sub-goal in a plan.
 
