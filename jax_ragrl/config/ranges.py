@@ -80,7 +80,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(
         "seed known_world_seed first_world_seed dev_questions test_questions trees_per_save "
         "max_train_per_file joint_steps known_facts_per_world max_batch_halvings train_per_file "
-        "evaluation_depth role_gradients_every token_budget".split(),
+        "evaluation_depth role_gradients_every token_budget num_tokens".split(),
         NATURAL,
     ),
     "role_periods": COUNT,

@@ -327,7 +327,7 @@ def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     )
     args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}")
     assert "did you mean guard?" in error_line(capsys, *args, "--config.gard.patience=2")
-    assert "no section" in error_line(capsys, *args, "--config.run.trees.x=2")
+    assert "no section" in error_line(capsys, *args, "--config.run.steps.x=2")
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def test_a_config_and_a_server_are_searched_like_a_folder(folder, tmp_path, caps
             [config, *files, "--workdir", str(tmp_path)],
         ):
             assert main(["search", *source, "who directed it", "--json"]) == 0
-            outputs.append(capsys.readouterr().out)
+            lines = capsys.readouterr().out.splitlines()
+            outputs.append([line for line in lines if line.startswith("{")])
     assert outputs[0] == outputs[1] == outputs[2]
 
 

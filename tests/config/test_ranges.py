@@ -19,7 +19,7 @@ NEGATIVE_IS_MEANT = {"mesh", "bounds", "rewriter", "selector", "generator"}
 ZERO_IS_MEANT = NEGATIVE_IS_MEANT - {"mesh"} | set(
     "run.token_budget run.role_gradients_every "
     "run.patience Run.steps dev_questions test_questions trees_per_save seed known_world_seed "
-    "decode_rows slot_tokens kept_contexts first_world_seed staleness "
+    "decode_rows slot_tokens kept_contexts first_world_seed staleness num_tokens "
     "max_train_per_file known_facts_per_world max_batch_halvings joint_steps "
     "importance_weight_cap value_coefficient entropy_coefficient gamma lam role_weights "
     "coefficient target "

@@ -98,7 +98,7 @@ def test_trials_are_compared_per_question(tmp_path, failure):
     assert text == (tmp_path / "line" / "trials.md").read_text(encoding="utf-8")
     head, _, line = text.splitlines()
     assert head.endswith(f"| wall s | over {tmp_path / 'tree'} |")
-    assert line.endswith("| 600.0 | 50.0, 50.0 to 50.0 |")
+    assert line.endswith("| 600.0 | 50.0, -76.28 to 92.09 |")
 
 
 def test_the_seeds_of_a_system_are_pooled_for_every_metric(tmp_path):

@@ -115,7 +115,8 @@ def test_each_device_gets_its_share_of_the_padding(monkeypatch):
     monkeypatch.setattr(
         batches, "start_decode", lambda *a, **k: prompts.append(a[1]) or (None, None)
     )
-    batch_over(4, count=5).start()
+    batch = dataclasses.replace(batch_over(4, count=5), grammar=Grammar(np.zeros(1, np.int32)))
+    batch.start()
     real_B = jax.device_get(prompts[0].length_B) > 0
     assert real_B.reshape(4, 2).tolist() == [[True, True], *[[True, False]] * 3]
 

@@ -178,9 +178,9 @@ def sizes_of_programs(own: SlotEngine, monkeypatch: pytest.MonkeyPatch) -> list[
     """The slots and the tokens per context of each program that decodes, as it is called."""
     sizes, name = [], engine_module.decode_name
 
-    def record(slots: int, capacity: int) -> str:
+    def record(slots: int, capacity: int, kind: str) -> str:
         sizes.append((slots, capacity))
-        return name(slots, capacity)
+        return name(slots, capacity, kind)
 
     monkeypatch.setattr(engine_module, "decode_name", record)
     return sizes
