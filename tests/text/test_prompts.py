@@ -14,8 +14,11 @@ def test_a_style_with_a_slash_is_a_path(tmp_path):
     (tmp_path / "mine" / "document.txt").write_text("$number $title: $text\n")
     assert user_turn(style, "plan", question="$x?") == (Message("user", "Plan $x?"),)
     assert format_passages(style, [Passage("i", "t", "b")]) == "1 t: b"
-    (tmp_path / "mine" / "system.txt").write_text("Be brief.\n")
-    assert user_turn(style, "plan", question="q")[0] == Message("system", "Be brief.")
+    (tmp_path / "brief").mkdir()
+    (tmp_path / "brief" / "plan.txt").write_text("Plan $question\n")
+    (tmp_path / "brief" / "system.txt").write_text("Be brief.\n")
+    turns = user_turn(str(tmp_path / "brief"), "plan", question="q")
+    assert turns == (Message("system", "Be brief."), Message("user", "Plan q"))
     with pytest.raises(UserError, match="mine/other.txt"):
         template(style, "other")
     assert template("c3po_tiny", "document").template
