@@ -171,7 +171,7 @@ def heartbeat(command: str) -> Iterator[None]:
                 with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
                     beat()
 
-    streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
+    streams = {id(stream): stream for stream in (sys.stdout, sys.stderr) if stream}.values()
     thread = threading.Thread(target=look, name="heartbeat", daemon=True)
     with _opened(Task(command)):
         for stream in streams:

@@ -127,3 +127,13 @@ def test_questions_count_as_they_end():
 def test_a_duration_has_its_largest_unit():
     texts = [progress.duration(seconds) for seconds in (5, 119, 120, 7199, 7200)]
     assert texts == ["5 s", "119 s", "2 min", "120 min", "2 h"]
+
+
+def test_both_streams_of_a_command_may_be_one(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress.heartbeat("train"):
+        print("step 1")
+    print("done")
+    assert stream.getvalue() == "step 1\ndone\n"
