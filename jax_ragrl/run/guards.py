@@ -73,7 +73,7 @@ class Guard:
     baseline_steps: int = 3
     logp_rewarded: Limit = Limit(1.5)
     valid_frac: Limit = Limit(0.5)
-    update_kl: Limit = Limit(0.03, UNDO)
+    update_kl: Limit = Limit(1.0, UNDO)
     kl: Limit = Limit(1.0)
     entropy: Limit = Limit(0.05)
     dead_groups: Limit = Limit(0.95)
