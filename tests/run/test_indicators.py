@@ -23,7 +23,7 @@ from jax_ragrl.run.metric_names import METRICS, metric_of
 COLLAPSES = {
     "logp_rewarded": ("logp_rewarded/planner", (-0.5, -0.4, -0.9, -0.6, -1.2), -2.8),
     "valid_frac": ("valid_frac/planner", (0.8, 0.9, 1.0, 0.7, 0.6), 0.3),
-    "update_kl": ("update_kl/mean", (0.0, 0.01, 0.018, 0.002, 0.02), 0.9),
+    "update_kl": ("update_kl/mean", (0.0, 0.018, 0.33, 0.002, 0.16), 4.04),
     "kl": ("kl/mean", (0.0, 0.1, 0.2, 0.05, 0.4), 1.5),
     "entropy": ("entropy/old/planner", (0.9, 0.8, 0.7, 0.5, 0.3), 0.01),
     "dead_groups": ("frac_reward_zero_std", (0.1, 0.5, 0.4, 0.9, 0.6), 1.0),
