@@ -69,7 +69,7 @@ RECIPE = {
     "evaluation_depth": 15,  # the code's limit
 }
 OBJECTIVE = {
-    "ratio": "clip",
+    "loss": "clipped_policy_loss",
     "critic": "own",
     "advantage": "whitened_gae",
     "gamma": 1.0,

@@ -89,7 +89,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "index": {"encoder": path(), "kind": "exact", "folder": "runs/index"},
             "llm": {"kind": "none"},  # the policy answers itself
             "objective": {
-                "ratio": "dual_clip",
+                "loss": "dual_clipped_policy_loss",
                 "eps_low": 0.2,
                 "eps_high": 0.2,
                 "dual_clip": 3.0,

@@ -81,8 +81,8 @@ COSTS = {
     },
 }
 CLIPS = {
-    "paper": {"ratio": "clip", "value_clip": 0.2},
-    "code": {"ratio": "dual_clip", "dual_clip": 3.0, "value_clip": 0.5},
+    "paper": {"loss": "clipped_policy_loss", "value_clip": 0.2},
+    "code": {"loss": "dual_clipped_policy_loss", "dual_clip": 3.0, "value_clip": 0.5},
 }
 KL_PLACE = {"paper": "terminal", "code": "reward"}
 

@@ -102,7 +102,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             },
             "llm": {"kind": "none"},  # the policy answers itself
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "shared",  # a value head on the policy
                 "value_coefficient": 0.1,
                 "advantage": "whitened_gae",

@@ -139,7 +139,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "llm": {"kind": "none"},  # the policy answers itself
             # Equations 2 to 4: no ratio, no clip, and the log-probability of a whole action.
             "objective": {
-                "ratio": "none",
+                "loss": "policy_gradient_loss",
                 "critic": "none",
                 "advantage": "group_centred",
                 "kl": {"where": "loss", "estimator": ESTIMATORS[preset], "coefficient": 0.05},

@@ -106,6 +106,11 @@ def shared(payoff_A):
     return monte_carlo(jnp.asarray(PARENT_N), ~FIRST_N, reward_N, jnp.ones(2 * A))[0]
 
 
+def by_group(rule, reward_A):
+    """Applies a group rule to the rollouts of each context."""
+    return jax.vmap(rule)(reward_A.reshape(S, G)).reshape(A)
+
+
 # --- Methods: the targets of an update, and the loss of its steps ---------------------------------
 
 
@@ -141,15 +146,14 @@ class MAPPO(PPO):
 
 
 class GRPO:
-    """CoDA's: statistics of the first role alone, dual clip, KL in the loss; a sequence mean."""
+    """CoDA's: statistics of rollouts, dual clip, KL in the loss; a sequence mean."""
 
     epochs = 2
     kl = staticmethod(kl_k3)
 
     @staticmethod
     def targets(params, rollouts):
-        group_N = np.repeat(CONTEXT_A, 2)
-        advantage_N = group_normalised(shared(rollouts.payoff), group_N, FIRST_N, S)
+        advantage_N = jnp.repeat(by_group(group_normalised, rollouts.payoff), 2)
         logp = by_node(logp_of(params.table, rollouts.tokens))
         return logp, jnp.broadcast_to(advantage_N[:, None], MASK_NT.shape)
 
@@ -177,7 +181,7 @@ class MAPGRPO:
         logp = by_context(logp_of(params.table, rollouts.tokens))
         ref = by_context(logp_of(jnp.asarray(REFERENCE), rollouts.tokens))
         reward_A = rollouts.payoff - rollouts.beta * kl_k1(logp, ref, MASK_AT).sum(axis=1)
-        advantage_A = cls.compare(reward_A, CONTEXT_A, np.ones(A, bool), S)
+        advantage_A = by_group(cls.compare, reward_A)
         return jnp.broadcast_to(advantage_A[:, None], MASK_AT.shape)
 
     @staticmethod

@@ -17,7 +17,7 @@ def arm(*overrides: str) -> dict:
 # AutoRefine is CoDA without its hierarchy, the paper's single agent. It is trained as CoDA is here.
 AS_CODA = (
     "recipe.rollouts=6",
-    "objective.ratio=dual_clip",
+    "objective.loss=dual_clipped_policy_loss",
     "objective.kl.coefficient=0.01",
     "objective.entropy_coefficient=0.001",
     "optimizer.policy_lr=6e-4",

@@ -64,7 +64,7 @@ def get_config() -> ConfigDict:
             },
             "credit": "siblings",  # the actions of a decision are compared, without a critic
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "none"},

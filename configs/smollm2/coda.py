@@ -56,7 +56,7 @@ def get_config() -> ConfigDict:
                 "joint_executor_reward": True,
             },
             "objective": {
-                "ratio": "dual_clip",
+                "loss": "dual_clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "none"},

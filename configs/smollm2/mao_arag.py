@@ -71,7 +71,7 @@ def get_config() -> ConfigDict:
             "credit": "rollouts",
             "rollouts": 4,
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_centred",
                 "kl": {"where": "none"},

@@ -61,7 +61,7 @@ def get_config() -> ConfigDict:
             # Answers in the baselines only: in this system the policy answers itself.
             "llm": {"kind": "local", "model": "smollm2", "dtype": "bfloat16", "max_tokens": 24},
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_centred",
                 "kl": {"where": "none"},

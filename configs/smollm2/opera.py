@@ -73,7 +73,7 @@ def get_config() -> ConfigDict:
                 ),
             },
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_centred",
                 "kl": {"where": "none"},

@@ -52,7 +52,7 @@ def get_config() -> ConfigDict:
                 "rollouts": 4,  # per question: the group
             },
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "none"},

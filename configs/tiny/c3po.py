@@ -63,7 +63,7 @@ def get_config(world: str = "stable") -> ConfigDict:
                 "evaluation_depth": 0,  # as in training
             },
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "own",
                 "advantage": "whitened_gae",
                 "gamma": 1.0,

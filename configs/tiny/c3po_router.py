@@ -59,7 +59,7 @@ def get_config() -> ConfigDict:
             },
             "credit": "siblings",
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "none"},

@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3, "hops": (1, 2)}},
             "index": {"encoder": "hashed", "kind": "scann"},
             "objective": {
-                "ratio": "dual_clip",
+                "loss": "dual_clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},

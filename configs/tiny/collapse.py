@@ -51,7 +51,7 @@ def get_config(kind: str = "healthy") -> ConfigDict:
             "recipe": {"system": values["recipe"]["system"], "reward": reward, "rollouts": 5},
             "credit": "rollouts",
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "loss", "estimator": "k3", "coefficient": coefficient},

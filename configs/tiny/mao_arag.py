@@ -52,7 +52,7 @@ def get_config() -> ConfigDict:
                 "train_malformed": True,
             },
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "own",
                 "advantage": "whitened_gae",
                 "gamma": 1.0,

@@ -57,7 +57,7 @@ def get_config() -> ConfigDict:
                 "rollouts": 1,
             },
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "own",
                 "advantage": "whitened_gae",
                 "gamma": 1.0,

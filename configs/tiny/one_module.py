@@ -55,7 +55,7 @@ def get_config(preset: str = "rrr") -> ConfigDict:
                 "rollouts": 1,
             },
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "own",
                 "advantage": "whitened_gae",
                 "gamma": 1.0,

@@ -56,7 +56,11 @@ def get_config(preset: str = "grpo") -> ConfigDict:
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3, "hops": (1, 2)}},
             "index": {"encoder": "hashed", "kind": "scann"},
-            "objective": {"ratio": "clip", "aggregation": "token_mean", **OBJECTIVE[preset]},
+            "objective": {
+                "loss": "clipped_policy_loss",
+                "aggregation": "token_mean",
+                **OBJECTIVE[preset],
+            },
             "optimizer": {
                 "policy_lr": 4e-4,
                 "value_lr": 1e-3,

@@ -40,9 +40,9 @@ def get_config() -> ConfigDict:
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
             "index": {"encoder": "hashed", "kind": "scann"},
             "objective": {
-                "ratio": "clip",
+                "loss": "clipped_policy_loss",
                 "critic": "none",
-                "advantage": "tree_group",
+                "advantage": "group_normalised",
                 "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.001},
                 "aggregation": "token_mean",
             },

@@ -175,7 +175,7 @@ def objective() -> Figure:
         (["credit per action", "one number per node"], "fa"),
         (["reward per token", "credit at the last token, minus KL (optional)"], "f0"),
         (["advantage per token", "GAE with a critic, or the credit itself"], "f0"),
-        (["surrogate loss per token", "ratio: clip, dual_clip, none"], "fb"),
+        (["surrogate loss per token", "PPO, dual clip, policy gradient, or your own"], "fb"),
         (["weights per token", "aggregation: token_mean, sequence_mean, role_sum"], "fb"),
         (["gradient", "KL in the loss and entropy added; AdamW"], "fc"),
     ]

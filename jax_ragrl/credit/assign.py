@@ -16,6 +16,9 @@ from jax_ragrl.credit.returns import mean_of_children, monte_carlo
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import Forest, sibling_groups
 
+# From the rewards of a group, `[K]`, to their advantages, see `credit.advantages`.
+Rule = Callable[[np.ndarray], Any]
+
 _monte_carlo, _mean_of_children = jax.jit(monte_carlo), jax.jit(mean_of_children)
 
 
@@ -132,7 +135,7 @@ def immediate_credit(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, 
 
 
 def over_rollouts(
-    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+    forest: Forest, reward_N: np.ndarray, rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compares the return of each rollout with the other rollouts of its question.
 
@@ -143,7 +146,7 @@ def over_rollouts(
     Args:
       forest: the rollouts, each with a single leaf.
       reward_N: float32, the rewards of leaves and actions.
-      rule: a function of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
+      rule: a group rule.
 
     Raises:
       UserError: a rollout has several leaves.
@@ -155,13 +158,11 @@ def over_rollouts(
     roots, member_N = np.unique(root_N, return_inverse=True)
     group_R = np.where(leaves_N[roots] > 0, forest.question_N[roots], -1)
     # One member per rollout: its number of actions must not weigh in the statistics.
-    advantage_R = _compare(rule, return_N[roots], group_R, len(forest.questions))
+    advantage_R = compare(rule, return_N[roots], group_R)
     return advantage_R[member_N], (leaves_N > 0).astype(np.float32)
 
 
-def over_roles(
-    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def over_roles(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
     """Compares the `shared_credit` of each action with the same role in the other rollouts.
 
     For unbranched rollouts (agent-wise normalization): all roles have the reward of the answer, and
@@ -171,18 +172,18 @@ def over_roles(
     Args:
       forest: the rollouts, each with a single leaf.
       reward_N: float32, the rewards of leaves and actions.
-      rule: a function of `credit.advantages`.
+      rule: a group rule.
     """
     credit_N, weight_N = shared_credit(forest, reward_N)
     names = sorted({record.role for record in forest.records})
     role_N = np.array([names.index(record.role) for record in forest.records], np.int32)
     # One group per pair of a question and a role.
     group_N = forest.question_N * len(names) + role_N
-    return _compare(rule, credit_N, group_N, len(forest.questions) * len(names)), weight_N
+    return compare(rule, credit_N, group_N), weight_N
 
 
 def over_siblings(
-    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+    forest: Forest, reward_N: np.ndarray, rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compares the value of each action (`reachable_leaves`) with the siblings tried in its state.
 
@@ -192,7 +193,7 @@ def over_siblings(
     Args:
       forest: the rollouts.
       reward_N: float32, the rewards of leaves and actions.
-      rule: a function of `credit.advantages`.
+      rule: a group rule.
     """
     value_N, leaves_N = reachable_leaves(forest, reward_N)
     group_N = np.full(len(value_N), -1, np.int32)
@@ -200,27 +201,18 @@ def over_siblings(
         members = [node for node in nodes if leaves_N[node] > 0]
         # A single member has nothing to be compared with: it is in no group.
         group_N[members] = number if len(members) > 1 else -1
-    # The number of groups is static: a bound that depends on the padded size keeps programs few.
-    advantage_N = _compare(rule, value_N, group_N, len(pad_rows(value_N, 512)), 512)
-    return advantage_N, (group_N >= 0).astype(np.float32)
+    return compare(rule, value_N, group_N), (group_N >= 0).astype(np.float32)
 
 
-def _compare(
-    rule: Callable[..., Any],
-    reward_M: np.ndarray,
-    group_M: np.ndarray,
-    num_groups: int,
-    multiple: int = 64,
-) -> np.ndarray:
-    """Applies a rule of `credit.advantages` to members of groups (-1: of none), float32 `[M]`.
+def compare(rule: Rule, reward_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
+    """Applies a rule to each group of members, float32 `[M]`; 0 in no group (-1) or alone in one.
 
-    Members are padded to a multiple, so that few shapes are compiled. If every question failed,
-    there are no groups, and the rule is compiled for one group.
+    A single member has nothing to be compared with.
     """
-    group_P = pad_rows(group_M.astype(np.int32), multiple, -1)
-    arrays = jax.device_put((pad_rows(reward_M, multiple), group_P, group_P >= 0))
-    return jax.device_get(_apply_rule(rule, *arrays, max(num_groups, 1)))[: len(reward_M)]
-
-
-# The rule and the number of groups are static: one program per rule, size and number of groups.
-_apply_rule = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))
+    advantage_M = np.zeros(len(reward_M), np.float32)
+    order = np.argsort(group_M, kind="stable")
+    cuts = np.flatnonzero(np.diff(group_M[order])) + 1
+    for members in np.split(order, cuts):
+        if len(members) > 1 and group_M[members[0]] >= 0:
+            advantage_M[members] = rule(reward_M[members])
+    return advantage_M

@@ -22,5 +22,5 @@ The call path of one optimizer step, from the training loop to the loss formula:
   18. `logprobs._loss_in_chunks`            loss and gradient, one chunk of tokens at a time
   19. `logprobs._loss_forward`              logits of a chunk, never of all tokens at once
   20. `gradients._token_loss`               weighted loss per token, with KL and entropy terms
-  21. `gradients.surrogate`                 the policy loss, e.g. `losses.clipped_policy_loss`
+  21. `Objective.policy_loss`               a function, e.g. `losses.clipped_policy_loss`
 """

@@ -24,13 +24,7 @@ from jax_ragrl.learner.logprobs import Allowed, TokenLoss, score_tokens, token_l
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.packing import Rows
 from jax_ragrl.learner.targets import KL_ESTIMATORS, Targets
-from jax_ragrl.losses import (
-    clipped_policy_loss,
-    clipped_value_loss,
-    dual_clipped_policy_loss,
-    policy_gradient_loss,
-    value_loss,
-)
+from jax_ragrl.losses import clipped_value_loss, value_loss
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.models.split import SplitModel
@@ -72,7 +66,7 @@ def token_outputs(
     temperature: Array,
     allowed_ZV: Allowed | None = None,
     loss: TokenLoss | None = None,
-    loss_inputs: Any = None,
+    loss_inputs: Callable[[Callable[[], Array]], Any] | None = None,
 ) -> TokenOutputs:
     """Runs one forward pass of a policy, a critic, or both on one trunk.
 
@@ -82,7 +76,8 @@ def token_outputs(
       temperature: float32 scalar, the sampling temperature that logits are divided by.
       allowed_ZV: the tokens that the grammar of each role allows, as in sampling; None: all.
       loss: a loss per policy token, see `logprobs.token_loss`.
-      loss_inputs: a tree of arrays `[R, M]` that `loss` receives.
+      loss_inputs: returns a tree of arrays `[R, M]` that `loss` receives. Its argument returns the
+        log-probabilities of all tokens, for one more product with the vocabulary matrix.
     """
     trunk = model.trunk if isinstance(model, Critic) else _policy(model)
     hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, rows.until_RL)
@@ -94,12 +89,12 @@ def token_outputs(
     if isinstance(model, Critic):
         return TokenOutputs(None, None, None, value_RM)
     policy, total = _policy(model), None
-    if loss is None:
-        scores = score_tokens(policy, hidden_RMD, rows, temperature, allowed_ZV)
+    tokens = (policy, hidden_RMD, rows, temperature, allowed_ZV)
+    if loss is None or loss_inputs is None:
+        scores = score_tokens(*tokens)
     else:
-        total, scores = token_loss(
-            policy, hidden_RMD, rows, temperature, allowed_ZV, loss, loss_inputs
-        )
+        inputs_RM = loss_inputs(lambda: jax.lax.stop_gradient(score_tokens(*tokens).logp_RM))
+        total, scores = token_loss(*tokens, loss, inputs_RM)
     logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in scores[:2])
     likeliest_RM = scores.likeliest_RM & rows.mask_RM
     return TokenOutputs(logp_RM, entropy_RM, likeliest_RM, value_RM, total)
@@ -171,11 +166,15 @@ def gradient(
 
     def loss_of(params: Any) -> tuple[Array, tuple[dict[str, Array], TokenOutputs | None]]:
         full_model = dataclasses.replace(model, params=params).merge()
-        # The chunked loss gets arrays `[R, M]`, so the coefficient becomes one.
-        kl_RM = jnp.broadcast_to(kl_coefficient, rows.mask_RM.shape)
+
+        def loss_inputs(logps: Callable[[], Array]) -> Any:
+            # The chunked loss gets arrays `[R, M]`, so the coefficient becomes one.
+            kl_RM = jnp.broadcast_to(kl_coefficient, rows.mask_RM.shape)
+            return targets, kl_RM, _of_actions(objective, targets, rows.mask_RM, logps)
+
         loss_per_token = functools.partial(_token_loss, objective)
         outputs = token_outputs(
-            full_model, rows, temperature, allowed_ZV, loss_per_token, (targets, kl_RM)
+            full_model, rows, temperature, allowed_ZV, loss_per_token, loss_inputs
         )
         loss, sums, policy_outputs = jnp.zeros(()), dict[str, Array](), None
         if outputs.loss is not None:
@@ -270,12 +269,10 @@ def constrain_layout(tree: Any, layout: tuple[Any, ...] | None) -> Any:
     return jax.tree.unflatten(treedef, leaves)
 
 
-def _token_loss(
-    o: Objective, logp: Array, entropy: Array, mask: Array, inputs: tuple[Targets, Array]
-) -> Array:
+def _token_loss(o: Objective, logp: Array, entropy: Array, mask: Array, inputs: Any) -> Array:
     """Returns the weighted loss of each policy token, with its KL and entropy terms."""
-    t, kl_coefficient = inputs
-    loss = surrogate(o, logp, _old_logp(logp, t), t.advantage, mask)
+    t, kl_coefficient, of_action = inputs
+    loss = _policy_loss(o, logp, t, mask, of_action)
     if o.kl.where == "loss":
         loss = loss + kl_coefficient * KL_ESTIMATORS[o.kl.estimator](logp, t.ref_logp, mask)
     if o.entropy_coefficient:
@@ -283,9 +280,36 @@ def _token_loss(
     return loss * t.weight
 
 
+def _policy_loss(o: Objective, logp: Array, t: Targets, mask: Array, of_action: Any) -> Array:
+    inputs = {"logp": logp, "old_logp": _old_logp(logp, t), "advantage": t.advantage}
+    return o.policy_loss(mask, **inputs, **of_action)
+
+
 def _old_logp(logp: Array, t: Targets) -> Array:
     # On fresh samples the old policy is the current one: the ratio is 1 and has its gradient.
     return jax.lax.stop_gradient(logp) if t.old_logp is None else t.old_logp
+
+
+def _of_actions(
+    o: Objective, t: Targets, mask_RM: Array, logps: Callable[[], Array]
+) -> dict[str, Array]:
+    """Returns what the policy loss reads of the action of each token, `[R, M]`, by name.
+
+    `logps` returns the current log-probabilities of all tokens.
+    """
+    if t.first is None:
+        return {}
+
+    def total(x_RM: Array) -> Array:
+        # An action is in one row: the place of its first token is its number in the row.
+        row = lambda x_M, first_M: jax.ops.segment_sum(x_M, first_M, len(x_M))[first_M]  # noqa: E731
+        return jax.vmap(row)(jnp.where(mask_RM, x_RM, 0.0), t.first)
+
+    size_RM = total(jnp.ones_like(t.weight))
+    gap_RM = jnp.zeros_like(size_RM)
+    if o.reads("action_gap") and t.old_logp is not None:
+        gap_RM = total(logps() - t.old_logp) / jnp.maximum(size_RM, 1.0)
+    return {"action_size": size_RM, "action_gap": gap_RM}
 
 
 def _policy_sums(
@@ -294,10 +318,10 @@ def _policy_sums(
     """Returns sums over the policy's tokens for the metrics."""
     logp_RM, entropy_RM = outputs.logp_RM, outputs.entropy_RM
     assert logp_RM is not None and entropy_RM is not None
-    old_RM = _old_logp(logp_RM, t)
-    ratio_RM = jnp.exp(logp_RM - old_RM)
+    ratio_RM = jnp.exp(logp_RM - _old_logp(logp_RM, t))
+    of_action = _of_actions(o, t, mask_RM, lambda: logp_RM)
     sums = {
-        "loss/policy": jnp.sum(surrogate(o, logp_RM, old_RM, t.advantage, mask_RM) * t.weight),
+        "loss/policy": jnp.sum(_policy_loss(o, logp_RM, t, mask_RM, of_action) * t.weight),
         "clipped": _count(ratio_RM < 1 - o.eps_low, mask_RM)
         + _count(ratio_RM > 1 + o.eps_high, mask_RM),
         "entropy": jnp.sum(entropy_RM),
@@ -306,24 +330,6 @@ def _policy_sums(
     if o.kl.where == "loss":
         sums["kl"] = jnp.sum(KL_ESTIMATORS[o.kl.estimator](logp_RM, t.ref_logp, mask_RM))
     return sums
-
-
-def surrogate(o: Objective, logp: Array, old_logp: Array, advantage: Array, mask: Array) -> Array:
-    """Returns the policy loss per token that `o.ratio` selects.
-
-    Args:
-      o: the objective.
-      logp: float32, log-probabilities under the trained policy; all arrays have one shape.
-      old_logp: float32, log-probabilities under the policy before the update.
-      advantage: float32, the advantage of each token.
-      mask: bool, False on padding, where the loss is 0.
-    """
-    eps = {"eps_low": o.eps_low, "eps_high": o.eps_high}
-    if o.ratio == "clip":
-        return clipped_policy_loss(logp, old_logp, advantage, mask, **eps)
-    if o.ratio == "dual_clip":
-        return dual_clipped_policy_loss(logp, old_logp, advantage, mask, **eps, dual=o.dual_clip)
-    return policy_gradient_loss(logp, advantage, mask)
 
 
 def _value_terms(o: Objective, outputs: TokenOutputs, t: Targets, mask_RM: Array) -> Array:

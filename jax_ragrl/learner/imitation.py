@@ -174,7 +174,9 @@ def sft_step(
 
 
 # No ratio, no reference, no critic; every token has advantage 1.
-IMITATION = Objective("none", critic="none", advantage="group_centred", kl=KL("none"))
+IMITATION = Objective(
+    "policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none")
+)
 
 
 def check_one_step_per_batch(optimizer: Optimizer) -> None:

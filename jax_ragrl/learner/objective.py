@@ -1,25 +1,32 @@
 """The training objective as a table of choices: which losses are minimized, not how.
 
 Every field is a choice in which the papers differ. `gradients.py` and `targets.py` read them.
-`GRPO`, `PPO` and plain policy gradients are combinations of these fields, see `configs/`.
+`GRPO`, `PPO` and plain policy gradients are combinations of these fields, see `configs/`. The
+policy loss and the comparison of a group are functions: of the package, or your own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_ragrl.config.functions import named_function
 from jax_ragrl.config.schema import one_of
+from jax_ragrl.credit import advantages
 from jax_ragrl.errors import UserError
+from jax_ragrl.losses import policy
+from jax_ragrl.types import Tensor
 
-RATIOS = ("clip", "dual_clip", "none")
 CRITICS = ("own", "shared", "none")
 VALUE_LOSSES = ("clipped", "plain")
 GAE_ADVANTAGES = ("gae", "whitened_gae")
 SPANS = ("turn", "conversation")
-# Group rules that divide by the deviation of the group, and those that keep the rewards' scale.
-NORMALISED_ADVANTAGES = ("group_normalised", "tree_group")
-GROUP_ADVANTAGES = (*NORMALISED_ADVANTAGES, "group_centred", "leave_one_out")
 # Places of the KL penalty.
 PLACES = ("none", "reward", "terminal", "loss")
 ESTIMATORS = ("k1", "k2", "k3")
@@ -69,10 +76,12 @@ class Objective:
     """The function that an update minimizes.
 
     Fields:
-      ratio: `clip` (PPO), `dual_clip` (PPO, with losses of negative advantages also bounded, by
-        `dual_clip`), or `none`: the plain policy gradient, for one step on fresh samples only.
+      loss: the policy loss per token: `clipped_policy_loss` (PPO), `dual_clipped_policy_loss` (PPO,
+        with losses of negative advantages also bounded, by `dual_clip`), `policy_gradient_loss`
+        (for one step on fresh samples only), or `module:function` for one of your own, see
+        `losses/policy.py`.
       eps_low, eps_high: the probability ratio is clipped to `[1 - eps_low, 1 + eps_high]`.
-      dual_clip: bound of `dual_clip`, as a multiple of the advantage; above 1.
+      dual_clip: bound of `dual_clipped_policy_loss`, as a multiple of the advantage; above 1.
       importance_weight_cap: upper bound of the importance weights of rollouts that an older policy
         sampled; 0: all weights are 1.
       critic: `own` (a separate model), `shared` (a head on the policy's trunk), or `none`.
@@ -80,8 +89,8 @@ class Objective:
       value_clip: largest change of a value that the clipped loss rewards.
       value_coefficient: weight of the value loss of a shared critic.
       advantage: `gae` or `whitened_gae`: credit is a reward that the critic spreads over tokens;
-        or the name of the group rule that computes the credit (see `systems.base.Recipe`), which
-        then is the advantage of all tokens of the action.
+        or the group rule that computes the credit, which then is the advantage of all tokens of
+        the action: a function of `credit/advantages.py`, or `module:function`.
       gae_span: what GAE runs over. `turn`: each turn alone; its credit includes all later rewards.
         `conversation`: the turns that continue each other; credit is the immediate reward of each
         (`credit.assign.immediate_credit`). Observations between turns are skipped.
@@ -95,7 +104,7 @@ class Objective:
         gradient is the same, because their advantages are 0 and nothing else is in the loss.
     """
 
-    ratio: str = "clip"
+    loss: str = "clipped_policy_loss"
     eps_low: float = 0.2
     eps_high: float = 0.2
     dual_clip: float = 3.0
@@ -115,18 +124,16 @@ class Objective:
     skip_zero_advantage: bool = False
 
     def __post_init__(self) -> None:
-        one_of("objective.ratio", self.ratio, RATIOS)
         one_of("objective.critic", self.critic, CRITICS)
         one_of("objective.value_loss", self.value_loss, VALUE_LOSSES)
-        one_of("objective.advantage", self.advantage, GAE_ADVANTAGES + GROUP_ADVANTAGES)
         one_of("objective.gae_span", self.gae_span, SPANS)
         one_of("objective.aggregation", self.aggregation, AGGREGATIONS)
         # GAE needs values, and group rules compute advantages without them.
-        if (self.advantage in GAE_ADVANTAGES) != (self.critic != "none"):
-            options = GROUP_ADVANTAGES if self.critic == "none" else GAE_ADVANTAGES
+        if (self.group_rule is None) != (self.critic != "none"):
+            options = "a group rule" if self.critic == "none" else " or ".join(GAE_ADVANTAGES)
             raise UserError(
                 f"objective.advantage is {self.advantage!r} with critic {self.critic!r}: a critic "
-                f"is for {' or '.join(GAE_ADVANTAGES)}; with this one use {' or '.join(options)}"
+                f"is for {' or '.join(GAE_ADVANTAGES)}; with this one use {options}"
             )
         if self.role_weights and self.aggregation != "role_sum":
             raise UserError(
@@ -145,6 +152,51 @@ class Objective:
                 "an entropy bonus, which train on actions with advantage 0 too: set it to False"
             )
 
+        self.reads()  # refuses an unknown loss
+        if ":" in self.loss:
+            _check_loss(self)
+        if ":" in self.advantage:
+            _check_rule(self)
+
+    @property
+    def _loss(self) -> Callable[..., Array]:
+        inputs = (*policy.INPUTS, *(f.name for f in dataclasses.fields(self)))
+        return named_function("objective.loss", self.loss, policy, inputs)
+
+    @property
+    def group_rule(self) -> Callable[[Tensor], Tensor] | None:
+        """The function from the rewards of a group to its advantages; None for GAE."""
+        if self.advantage in GAE_ADVANTAGES:
+            return None
+        return named_function("objective.advantage", self.advantage, advantages, ("reward_K",))
+
+    def reads(self, *inputs: str) -> bool:
+        """Whether the policy loss has a parameter with one of these names."""
+        return not inspect.signature(self._loss).parameters.keys().isdisjoint(inputs)
+
+    def policy_loss(self, mask: Array, **inputs: Array) -> Array:
+        """Returns the policy loss per token, float32 and 0 where `mask` is False.
+
+        Args:
+          mask: bool, the trained tokens.
+          inputs: float32 arrays of the shape of the mask, by the names in `losses.policy.INPUTS`;
+            elsewhere they may hold any value.
+
+        Raises:
+          UserError: the loss has another shape or dtype.
+        """
+        # Masked first: a nan outside the mask times a zero cotangent would still be a nan.
+        arrays = {name: jnp.where(mask, x, 0.0) for name, x in inputs.items()}
+        values = vars(self) | arrays | {"mask": mask}
+        names = inspect.signature(self._loss).parameters
+        loss = self._loss(**{name: values[name] for name in names if name in values})
+        if (jnp.shape(loss), jnp.result_type(loss)) != (mask.shape, jnp.float32):
+            raise UserError(
+                f"objective.loss is {self.loss!r}, which returns {jnp.result_type(loss)} of shape "
+                f"{jnp.shape(loss)} for tokens of shape {mask.shape}: return a float32 per token"
+            )
+        return jnp.where(mask, loss, 0.0)
+
     def only_advantages(self) -> bool:
         """Whether an action with advantage 0 adds nothing to the gradient."""
         regularized = self.kl.where != "none" or self.entropy_coefficient
@@ -156,3 +208,45 @@ class Objective:
         for role in weights:
             one_of("objective.role_weights", role, roles)
         return tuple(weights.get(role, 1.0) for role in roles)
+
+
+def _check_loss(o: Objective) -> None:
+    """Raises `UserError` if the loss fails, or is not finite, on three tokens and on padding."""
+    logp, old_logp, advantage = np.float32(
+        [[-0.1, -1.0, -3.0, np.nan], [-0.1, -1.5, -2.0, np.nan], [1.0, -1.0, 0.0, np.nan]]
+    )
+    inputs = dict.fromkeys(policy.INPUTS, np.ones(4, np.float32))
+    inputs |= {"old_logp": old_logp, "advantage": advantage, "mask": ~np.isnan(logp)}
+    logp, inputs = jax.device_put((logp, {k: x for k, x in inputs.items() if k != "logp"}))
+    try:
+        loss, pull = jax.vjp(lambda logp: o.policy_loss(logp=logp, **inputs), logp)
+        values = jax.device_get((loss, *pull(jnp.ones_like(loss))))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"objective.loss is {o.loss!r}, but it raises {type(error).__name__} ({error}): "
+            "compare it with a loss in losses/policy.py"
+        ) from error
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"objective.loss is {o.loss!r}, but its value or its gradient is NaN or infinite for "
+            f"log-probabilities {logp}: bound exponents and divisors, and select with jnp.where "
+            "before the arithmetic, not after it"
+        )
+
+
+def _check_rule(o: Objective) -> None:
+    """Raises `UserError` if the group rule fails, or has no advantage for each of some rewards."""
+    assert o.group_rule is not None
+    for rewards in ([1.0, 0.0, 0.5], [1.0, 1.0]):  # a division by the deviation is 0 / 0
+        try:
+            advantage_K = np.asarray(o.group_rule(np.float32(rewards)))
+        except Exception as error:
+            advantage_K = np.asarray(error)
+        is_right = advantage_K.shape == (len(rewards),) and advantage_K.dtype.kind in "fi"
+        if not is_right or not np.isfinite(advantage_K).all():
+            raise UserError(
+                f"objective.advantage is {o.advantage!r}, but for the rewards {rewards} it gives "
+                f"{advantage_K!r}: return one finite number per reward"
+            )

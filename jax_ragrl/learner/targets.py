@@ -20,7 +20,7 @@ KL_ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 
 
 class Targets(NamedTuple):
-    """Inputs of the losses per scored token, float32 `[R, M]` each; None if no loss reads them.
+    """Inputs of the losses per scored token, `[R, M]`, float32 but for `first`; None if not read.
 
     Fields:
       advantage: advantage of the token.
@@ -30,6 +30,7 @@ class Targets(NamedTuple):
       old_value: value before the update.
       returns: target of the value.
       value_weight: weight of its value loss.
+      first: int32, the place of the first token of its action among the scored tokens of the row.
     """
 
     advantage: Tensor
@@ -39,6 +40,7 @@ class Targets(NamedTuple):
     old_value: Tensor = None
     returns: Tensor = None
     value_weight: Tensor = None
+    first: Tensor = None
 
 
 class ActionScores(NamedTuple):

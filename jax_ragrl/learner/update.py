@@ -222,7 +222,12 @@ def scores_before_update(o: Objective, optimizer: Optimizer) -> bool:
     steps = optimizer.epochs * optimizer.minibatches
     in_reward = o.kl.where in ("reward", "terminal")
     stale = o.importance_weight_cap > 0
-    return in_reward or o.critic == "shared" or stale or (o.ratio != "none" and steps > 1)
+    return (
+        in_reward
+        or o.critic == "shared"
+        or stale
+        or (steps > 1 and o.reads("old_logp", "action_gap"))
+    )
 
 
 def compute_targets(
@@ -254,6 +259,10 @@ def compute_targets(
     if scores.value_AT is not None:
         targets = targets._replace(
             old_value=scores.value_AT, returns=return_AT, value_weight=value_weight_AT
+        )
+    if o.reads("action_size", "action_gap"):
+        targets = targets._replace(
+            first=np.broadcast_to(data.actions.first_A[:, None], scores.mask_AT.shape)
         )
     fields = [[None] * len(data.batches) if x is None else data.by_row(x) for x in targets]
     by_batch = [Targets(*of_one) for of_one in zip(*fields, strict=True)]

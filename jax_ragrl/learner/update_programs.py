@@ -69,6 +69,8 @@ def _blank_targets(spec: PolicySpec, shape: tuple[int, int]) -> Targets:
         targets = targets._replace(old_logp=zeros_RM)
     if o.kl.where != "none":
         targets = targets._replace(ref_logp=zeros_RM)
+    if o.reads("action_size", "action_gap"):
+        targets = targets._replace(first=np.zeros(shape, np.int32))
     if o.critic == "none":
         return targets
     return targets._replace(old_value=zeros_RM, returns=zeros_RM, value_weight=zeros_RM)

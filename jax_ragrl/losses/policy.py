@@ -1,4 +1,8 @@
-"""Policy losses: they raise the probability of tokens with positive advantage, and lower others."""
+"""Policy losses: they raise the probability of tokens with positive advantage, and lower others.
+
+`Objective.loss` names one of these functions, or one of your own; both get what they read by the
+names of their parameters (`INPUTS`, and the fields of the objective).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+# What a policy loss may read of each token: arrays of one shape, float32 but for `mask`, bool. Of
+# the action that the token is part of: its number of tokens, and the mean over them of
+# `logp - old_logp`, which has no gradient.
+INPUTS = ("logp", "old_logp", "advantage", "mask", "action_size", "action_gap")
 WIDEST = 20.0  # nats: exp of a float32 log-ratio overflows at 88, and its gradient is then a nan
 
 
@@ -49,23 +57,23 @@ def dual_clipped_policy_loss(
     *,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
-    dual: float = 3.0,
+    dual_clip: float = 3.0,
 ) -> Array:
     """Bounds PPO's clipped surrogate loss for negative advantages too; 0 where `mask` is False.
 
-      L = -max(min(r A, clip(r) A), dual A) if A < 0, and PPO's loss if A >= 0; dual > 1
+      L = -max(min(r A, clip(r) A), c A) if A < 0, and PPO's loss if A >= 0; c = dual_clip > 1
 
     Ye et al. 2020, eq. 5. Without the bound, the loss of a token that became likely and has a
     negative advantage grows with its ratio.
 
     Args:
       logp, old_logp, advantage, mask, eps_low, eps_high: as in `clipped_policy_loss`.
-      dual: the bound of the ratio for negative advantages, above 1.
+      dual_clip: the bound of the ratio for negative advantages, above 1.
     """
-    # max(min(r A, clip(r) A), dual A) is -min(loss, -dual A) for a negative A.
+    # max(min(r A, clip(r) A), c A) is -min(loss, -c A) for a negative A.
     loss = clipped_policy_loss(logp, old_logp, advantage, mask, eps_low=eps_low, eps_high=eps_high)
     advantage = jnp.where(mask, advantage, 0.0)
-    return jnp.where(advantage < 0, jnp.minimum(loss, -dual * advantage), loss)
+    return jnp.where(advantage < 0, jnp.minimum(loss, -dual_clip * advantage), loss)
 
 
 def policy_gradient_loss(logp: Array, advantage: Array, mask: Array) -> Array:

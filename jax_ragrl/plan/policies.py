@@ -256,6 +256,8 @@ def _gradient_program(
     optional = {"old_logp": number}
     if objective.kl.where == "loss":
         optional["ref_logp"] = number
+    if objective.reads("action_size", "action_gap"):
+        optional["first"] = ids
     scalar = replicated_array((), jnp.float32, mesh)
     targets = Targets(number, number, **optional)
     # The program gets its advantages as input: it does not depend on their estimator.

@@ -26,7 +26,7 @@ from jax_ragrl.corpus.chunks import Chunks
 from jax_ragrl.corpus.formats.own import check_fields
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference
-from jax_ragrl.learner.objective import GAE_ADVANTAGES, GROUP_ADVANTAGES, Objective
+from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.policies import Schedule
@@ -339,13 +339,14 @@ class Job:
     def _check_credit(self) -> None:
         """Raises `UserError` if the recipe has no credit for the objective, or compares nothing."""
         rule, recipe = self.objective.advantage, self.recipe
-        # Without `advantages` a recipe has one credit, for a critic or for preference pairs.
-        own = GAE_ADVANTAGES if self.preference is None else (rule,)
-        rules = tuple(recipe.advantages) or own
-        if rule not in rules:
+        is_group_rule = self.objective.group_rule is not None
+        # Preference pairs may also be ordered by returns.
+        by_returns = not is_group_rule or self.preference is not None
+        if not (recipe.compare and is_group_rule or recipe.credit and by_returns):
+            other = "gae or whitened_gae" if is_group_rule else "a group rule with critic 'none'"
             raise UserError(
                 f"objective.advantage is {rule!r}, but the credit of this system is not made for "
-                f"it: use {' or '.join(rules)}, or another config.credit (systems/ablation.py)"
+                f"it: use {other}, or another config.credit (systems/ablation.py)"
             )
         if self.objective.gae_span == "conversation" and recipe.turn_credit is None:
             raise UserError(
@@ -353,7 +354,7 @@ class Job:
                 "another: use 'turn'"
             )
         # A group rule compares siblings, or else rollouts: there must be several of one of them.
-        if rule in GROUP_ADVANTAGES and recipe.width < 2:
+        if is_group_rule and recipe.width < 2:
             check_group_size("rollouts", recipe.rollouts)
 
     def _check_staleness(self) -> None:
@@ -373,10 +374,12 @@ class Job:
     @property
     def credit(self) -> Credit:
         """The credit of the recipe that fits the objective, without nodes not to be trained."""
-        recipe = self.recipe
-        credit = recipe.advantages.get(self.objective.advantage, recipe.credit)
+        recipe, credit, rule = self.recipe, self.recipe.credit, self.objective.group_rule
+        if rule is not None and recipe.compare is not None:
+            credit = functools.partial(recipe.compare, rule=rule)
         if recipe.turn_credit is not None and self.objective.gae_span == "conversation":
             credit = recipe.turn_credit
+        assert credit is not None, "see _check_credit"
         if recipe.trainable is None:
             return credit
         return functools.partial(masked_credit, credit, recipe.trainable)

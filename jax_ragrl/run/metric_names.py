@@ -103,7 +103,7 @@ UPDATE = tuple(
         ("loss/dpo", "loss", "DPO loss per pair"),
         ("right", "fraction", "pairs whose chosen answer gained more log-probability"),
         ("pairs", "pairs", "preference pairs of the update"),
-        ("clip_frac", "fraction", "tokens whose ratio the surrogate loss clips"),
+        ("clip_frac", "fraction", "tokens whose ratio is outside of the clip range"),
         ("entropy", "nats per token", "entropy of the policy during the update"),
         ("entropy/old/mean", "nats per token", "entropy of the policy before the update"),
         ("entropy/old/<role>", "nats per token", "entropy before the update, of one role"),

@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import (
     child_mean,
     immediate_credit,
@@ -37,7 +35,7 @@ from jax_ragrl.credit.assign import (
 )
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.systems.base import Credit, Recipe, WrappedSystem, check_group_size
+from jax_ragrl.systems.base import Credit, GroupCredit, Recipe, WrappedSystem, check_group_size
 
 OWN = "own"
 LOOSE, STRICT = "loose", "strict"
@@ -49,7 +47,7 @@ RETURN_CREDITS: Mapping[str, Credit] = {
     "earned": immediate_credit,
 }
 # Credits that compare an action with a group, by the rule in `objective.advantage`.
-GROUP_CREDITS: Mapping[str, Callable[..., Any]] = {
+GROUP_CREDITS: Mapping[str, GroupCredit] = {
     "rollouts": over_rollouts,
     "roles": over_roles,
     "siblings": over_siblings,
@@ -79,7 +77,7 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
         # GAE over a conversation sums rewards itself: it needs the reward of each turn alone.
         turn_credit = recipe.turn_credit if credit == "earned" else None
         return dataclasses.replace(
-            recipe, credit=rule, advantages={}, turn_credit=turn_credit, reads_leaves=True
+            recipe, credit=rule, compare=None, turn_credit=turn_credit, reads_leaves=True
         )
     one_of("config.credit", credit, (OWN, *RETURN_CREDITS, *GROUP_CREDITS))
     # Siblings are the actions that the expander tries in one state; whole rollouts are copies.
@@ -91,11 +89,9 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
         )
     size = "width" if credit == "siblings" else "rollouts"
     check_group_size(size, getattr(recipe, size))
-    advantages = {
-        rule.__name__: functools.partial(GROUP_CREDITS[credit], rule=rule)
-        for rule in (group_centred, group_normalised, leave_one_out)
-    }
-    return dataclasses.replace(recipe, advantages=advantages, turn_credit=None, reads_leaves=True)
+    return dataclasses.replace(
+        recipe, credit=None, compare=GROUP_CREDITS[credit], turn_credit=None, reads_leaves=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)

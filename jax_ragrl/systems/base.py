@@ -17,6 +17,8 @@ from jax_ragrl.types import Question
 
 # From a forest and its rewards (float32 [N]) to a credit and a weight per node, both float32 [N].
 Credit = Callable[[Forest, np.ndarray], tuple[np.ndarray, np.ndarray]]
+# The same by a group rule, which is the argument `rule`, see `credit.advantages`.
+GroupCredit = Callable[..., tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +132,11 @@ class Recipe:
       system: the system that is rolled out in training.
       reward: from a forest to the immediate reward of each node, float32 `[N]`: the reward of the
         answer on leaves, the terms of a role on its actions.
-      credit: the paper's credit: from a forest and its rewards to the learning signal per node,
-        float32 `[N]`, and a weight per node, positive on the nodes to train. Without `advantages`
-        the signal is a return, and the GAE of a critic spreads it over the tokens of an action.
-      advantages: the credits that `Objective.advantage` may select, by name: a group rule yields an
-        advantage, GAE a return. If empty, only GAE over `credit` is possible.
+      credit: from a forest and its rewards to the return per node, float32 `[N]`, which the GAE of
+        a critic spreads over the tokens of an action, and a weight per node, positive on the nodes
+        to train. None if this system is not for a critic.
+      compare: the same with advantages in place of returns, by a group rule
+        (`credit.assign.over_rollouts`, ...). None if this system compares nothing.
       turn_credit: the credit for GAE over conversations (`Objective.span`): the immediate reward of
         each turn. None if no turn of this system continues another one.
       reward_terms: the summands of a leaf's reward by name, each `[N]`, for the metrics of a run.
@@ -160,14 +162,14 @@ class Recipe:
 
     system: System
     reward: Callable[[Forest], np.ndarray]
-    credit: Credit
+    credit: Credit | None = None
+    compare: GroupCredit | None = None
     expander: Callable[[frozenset[str]], Expander] = single_chain_for
     rollouts: int = 1
     inference: System | None = None
     metric: str = "f1"
     accepts_judge: bool = False
     width: int = 1
-    advantages: Mapping[str, Credit] = dataclasses.field(default_factory=dict)
     turn_credit: Credit | None = None
     reward_terms: Callable[[Forest], Mapping[str, np.ndarray]] | None = None
     fixed_strategies: Mapping[str, System] = dataclasses.field(default_factory=dict)

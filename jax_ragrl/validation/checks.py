@@ -10,7 +10,6 @@ from jax_ragrl.config.kinds import BM25Index, Index
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.objective import NORMALISED_ADVANTAGES
 from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Data, Job, load_job, with_default_index
 from jax_ragrl.types import Question
@@ -64,7 +63,7 @@ def validate(
     if found:
         return
     job = load_job(values)
-    if job.recipe.priced and job.objective.advantage in NORMALISED_ADVANTAGES:
+    if job.recipe.priced and job.objective.advantage == "group_normalised":
         text = (
             f"objective.advantage {job.objective.advantage!r} divides by the deviation of a group: "
             "where the answers of a question are equally good, the price alone decides, at any "

@@ -6,6 +6,7 @@ import pytest
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import (
     child_mean,
+    compare,
     immediate_credit,
     over_roles,
     over_rollouts,
@@ -60,6 +61,23 @@ def test_immediate_credit_ignores_leaves_without_a_parent():
     records = [*chains(1), Record(NO_PARENT, 1, LEAF, 1, (), answer="y")]
     forest, reward_N = forest_of(records, [0.4, 0.8])
     np.testing.assert_allclose(immediate_credit(forest, reward_N)[0], [0.4, 0, 0], atol=1e-7)
+
+
+# Three groups, the second of one member; the last two members are in none.
+GROUP = np.array([0, 2, 1, 0, 2, 2, 0, 2, -1, -1])
+REWARD = np.array([1 / 3, 0.25, 0.7, -1.2, 0.25, 0.25, 2.5, 0.4, np.nan, np.inf], np.float32)
+
+
+@pytest.mark.parametrize("rule", [group_centred, group_normalised, leave_one_out])
+def test_each_group_is_compared_alone(rule):
+    """A member that is alone, or in no group, has advantage 0; the order changes nothing."""
+    actual = compare(rule, REWARD, GROUP)
+    for number in (0, 2):
+        np.testing.assert_array_equal(actual[number == GROUP], rule(REWARD[number == GROUP]))
+    assert not actual[[2, 8, 9]].any()
+    order, names = np.random.default_rng(0).permutation(10), np.array([2, 0, 1, -1])
+    shuffled = compare(rule, REWARD[order], names[GROUP[order]])
+    np.testing.assert_allclose(shuffled, actual[order], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

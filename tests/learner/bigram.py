@@ -34,7 +34,7 @@ CONFIG = DecoderConfig(
 PPO = Objective(kl=KL(coefficient=0.1), aggregation="role_sum", role_weights=(("planner", 2.0),))
 PPO_ADAM = Optimizer(0.05, 0.1, epochs=2, max_grad_norm=0.5)
 GRPO = Objective(
-    ratio="dual_clip",
+    loss="dual_clipped_policy_loss",
     eps_high=0.28,
     dual_clip=1.5,
     critic="none",

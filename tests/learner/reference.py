@@ -160,9 +160,9 @@ def update(
         ratio = np.exp(logp - old)
         clipped = np.clip(ratio, 1 - o.eps_low, 1 + o.eps_high)
         gain = np.minimum(ratio * advantage, clipped * advantage)
-        if o.ratio == "dual_clip":
+        if o.loss == "dual_clipped_policy_loss":
             gain = np.where(advantage < 0, np.maximum(gain, o.dual_clip * advantage), gain)
-        if o.ratio == "none":
+        if o.loss == "policy_gradient_loss":
             gain = logp * advantage
         loss = -gain - o.entropy_coefficient * entropy
         if o.kl.where == "loss":

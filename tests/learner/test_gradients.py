@@ -51,7 +51,7 @@ from tests.tiny import policy, split_policy
 
 # Every term of the loss at once.
 GRPO = Objective(
-    ratio="dual_clip",
+    loss="dual_clipped_policy_loss",
     critic="none",
     advantage="group_normalised",
     kl=KL("loss", "k3"),
@@ -222,7 +222,7 @@ def test_padding_never_reaches_the_gradient():
         ids_RL=np.where(padding_RL, 5, rows.ids_RL).astype(np.int32),
         target_RM=np.where(pad_RM, 7, rows.target_RM).astype(np.int32),
     )
-    nan = Targets(*(np.where(pad_RM, np.float32(np.nan), x) for x in targets))
+    nan = jax.tree.map(lambda x: np.where(pad_RM, np.float32(np.nan), x), targets)
     nan = nan._replace(weight=targets.weight)
     dirty = total_gradient(split_policy(), [batch._replace(rows=changed)], GRPO, [nan])
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)

@@ -23,7 +23,9 @@ from tests.learner.bigram import GRPO, GRPO_ADAM, LAYOUT, PPO, PPO_ADAM, deep, p
 from tests.learner.test_update import turns
 
 SHARED = dataclasses.replace(PPO, critic="shared")
-ONE_STEP = Objective("none", critic="none", advantage="group_centred", kl=KL("none"))
+ONE_STEP = Objective(
+    "policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none")
+)
 
 
 def prepared_update(policy: Policy):

@@ -20,7 +20,7 @@ from tests.learner import reference
 from tests.learner.bigram import GRPO, GRPO_ADAM, HEAT, LAYOUT, PPO, PPO_ADAM, named, prepared
 from tests.learner.test_update import turns
 
-FREE = Objective("none", critic="none", advantage="group_centred", kl=KL("none"))
+FREE = Objective("policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none"))
 
 
 def measured(policy: Policy, samples: list[Turn], *, is_measured: bool = True):

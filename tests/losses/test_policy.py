@@ -27,10 +27,10 @@ def clipped(logp, old, advantage, eps_low=0.2, eps_high=0.2):
     return -min(ratio * advantage, inside * advantage)
 
 
-def dual_clipped(logp, old, advantage, dual=3.0, **clips):
+def dual_clipped(logp, old, advantage, dual_clip=3.0, **clips):
     """Ye et al. 2020, eq. 5."""
     gain = -clipped(logp, old, advantage, **clips)
-    return -max(gain, dual * advantage) if advantage < 0 else -gain
+    return -max(gain, dual_clip * advantage) if advantage < 0 else -gain
 
 
 def pairs():
@@ -53,8 +53,8 @@ def test_the_policy_losses_equal_their_equations(loss, formula, clips):
 @pytest.mark.parametrize("dual", [1.5, 3.0, 100.0])
 def test_the_dual_bound_is_respected(dual):
     *arrays, mask = pairs()
-    expected = by_token(lambda *x: dual_clipped(*x, dual=dual), mask, *arrays)
-    actual = dual_clipped_policy_loss(*put(*arrays, mask), dual=dual)
+    expected = by_token(lambda *x: dual_clipped(*x, dual_clip=dual), mask, *arrays)
+    actual = dual_clipped_policy_loss(*put(*arrays, mask), dual_clip=dual)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.config.schema import build
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.tree import build_forest
@@ -23,7 +24,6 @@ from jax_ragrl.systems.coda import (
     parse_executor,
     parse_planner,
     refine_reward,
-    rollout_advantages,
 )
 from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
 from jax_ragrl.text.prompts import user_turn
@@ -286,10 +286,14 @@ def group(rollouts=6):
     return talk(SYSTEM, write, ANN, BOB, rollouts=rollouts)[0]
 
 
+def advantages(forest, reward_N, rule=group_normalised):
+    return coda.recipe(PAPER).compare(forest, reward_N, rule=rule)
+
+
 def test_the_advantage_is_normalized_per_question():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
-    advantage_N, weight_N = rollout_advantages(forest, reward_N)
+    advantage_N, weight_N = advantages(forest, reward_N)
     root_N, leaves = forest.roots(), np.flatnonzero(forest.leaf_N)
     for question in (0, 1):
         rows = leaves[forest.question_N[leaves] == question]
@@ -306,35 +310,31 @@ def test_the_advantage_is_normalized_per_question():
 def test_the_objective_may_select_another_comparison():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
-    credits = coda.recipe(PAPER).advantages
-    advantages = {name: credit(forest, reward_N)[0] for name, credit in credits.items()}
-    assert (
-        advantages["group_normalised"].tolist() == rollout_advantages(forest, reward_N)[0].tolist()
-    )
     leaf_N = forest.leaf_N & (forest.question_N == 0)
     centred = reward_N[leaf_N] - reward_N[leaf_N].mean()
-    np.testing.assert_allclose(advantages["group_centred"][leaf_N], centred, rtol=1e-5)
-    np.testing.assert_allclose(advantages["leave_one_out"][leaf_N], centred * 6 / 5, rtol=1e-5)
+    for rule, factor in ((group_centred, 1), (leave_one_out, 6 / 5)):
+        advantage_N, _ = advantages(forest, reward_N, rule)
+        np.testing.assert_allclose(advantage_N[leaf_N], centred * factor, rtol=1e-5)
 
 
 def test_duplicated_executor_turns_change_no_advantage():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
-    before_N, _ = rollout_advantages(forest, reward_N)
+    before_N, _ = advantages(forest, reward_N)
     nodes = [n for n, r in enumerate(forest.records) if r.role == EXECUTOR][:2]
     twice = build_forest(
         forest.questions, [*forest.records, *(forest.records[n] for n in nodes * 5)]
     )
-    after_N, _ = rollout_advantages(twice, np.append(reward_N, np.zeros(10, np.float32)))
+    after_N, _ = advantages(twice, np.append(reward_N, np.zeros(10, np.float32)))
     assert len(nodes) == 2 and after_N[: len(before_N)].tolist() == before_N.tolist()
     assert after_N[len(before_N) :].tolist() == before_N[nodes * 5].tolist()
 
 
 def test_a_rollout_among_equals_learns_nothing():
     alone = group(rollouts=1)
-    assert not rollout_advantages(alone, coda.reward(alone, PAPER))[0].any()
+    assert not advantages(alone, coda.reward(alone, PAPER))[0].any()
     equal, _ = talk(SYSTEM, lambda role, prompt, rng: FINAL, rollouts=4)
-    assert not rollout_advantages(equal, coda.reward(equal, PAPER))[0].any()
+    assert not advantages(equal, coda.reward(equal, PAPER))[0].any()
 
 
 def test_a_group_of_one_is_rejected():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
@@ -364,7 +365,7 @@ def test_group_credit_keeps_each_roles_own_penalty():
     }
     mmoa_recipe = recipe(Settings(MMOARAG(style="mmoa_rag_tiny"), rollouts=2))
     forest, _ = talk(mmoa_recipe.system, texts, rollouts=mmoa_recipe.rollouts)
-    credit_N, _ = mmoa_recipe.advantages["group_centred"](forest, mmoa_recipe.reward(forest))
+    credit_N, _ = mmoa_recipe.compare(forest, mmoa_recipe.reward(forest), rule=group_centred)
     credits = {role: [] for role in texts}
     for record, credit in zip(forest.records, credit_N.tolist(), strict=True):
         credits.get(record.role, []).append(credit)

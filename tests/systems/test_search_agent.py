@@ -146,9 +146,8 @@ def test_a_critic_needs_no_group():
     forest, _ = talk(SYSTEM, {AGENT: [SEARCH, FINAL]})
     recipe = executor.recipe(executor.search_r1())
     reward_N = recipe.reward(forest)
-    assert recipe.advantages["gae"](forest, reward_N)[0].tolist()[:2] == [1.0, 1.0]
-    assert recipe.advantages["whitened_gae"] is recipe.advantages["gae"]
-    assert recipe.turn_credit is not None
+    assert recipe.credit is not None and recipe.turn_credit is not None
+    assert recipe.credit(forest, reward_N)[0].tolist()[:2] == [1.0, 1.0]
     assert recipe.turn_credit(forest, reward_N)[0].tolist()[:2] == [0.0, 1.0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jax_ragrl.credit.advantages import group_normalised
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate, ModelOutput, Observation
 from jax_ragrl.rollout.tree import LEAF
@@ -55,7 +56,7 @@ def test_trees_branch_after_their_first_turn():
 
 def test_the_advantage_averages_tree_and_question():
     recipe, forest = forest_of()
-    credit_N, weight_N = recipe.credit(forest, recipe.reward(forest))
+    credit_N, weight_N = recipe.compare(forest, recipe.reward(forest), rule=group_normalised)
     # Of the question's four: mean 1/4, deviation 1/2. Of the first tree's two: 1/2, sqrt(1/2).
     right = (0.75 / 0.5 + 0.5 / np.sqrt(0.5)) / 2
     wrong = (-0.25 / 0.5 - 0.5 / np.sqrt(0.5)) / 2

@@ -33,18 +33,16 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.credit.assign import immediate_credit, shared_credit
+from jax_ragrl.credit.assign import immediate_credit, over_rollouts, shared_credit
 from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Steps
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Credit, Recipe, records_from_root
+from jax_ragrl.systems.base import Recipe, records_from_root
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
     EXECUTOR_NOTES,
-    ROLLOUT_ADVANTAGES,
     parse_executor,
-    rollout_advantages,
 )
 from jax_ragrl.systems.tags import (
     ANSWER,
@@ -235,22 +233,14 @@ def reward(forest: Forest, kind: str) -> np.ndarray:
     return reward_N
 
 
-# A critic does not need a group: the reward of a rollout is the return of each of its turns.
-ADVANTAGES: Mapping[str, Credit] = {
-    **ROLLOUT_ADVANTAGES,
-    "gae": shared_credit,
-    "whitened_gae": shared_credit,
-}
-
-
 def recipe(settings: Settings) -> Recipe:
     """Returns groups of whole rollouts, normalized (GRPO), or single ones with a critic (PPO)."""
     return Recipe(
         system=settings.system,
         reward=functools.partial(reward, kind=settings.system.kind),
-        credit=rollout_advantages,
+        credit=shared_credit,  # with a critic, the reward of a rollout is that of each turn
+        compare=over_rollouts,
         rollouts=settings.rollouts,
         metric="em",
-        advantages=ADVANTAGES,
         turn_credit=immediate_credit,
     )

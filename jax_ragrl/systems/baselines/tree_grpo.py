@@ -17,11 +17,9 @@ from __future__ import annotations
 import dataclasses
 import random
 
-import jax
 import numpy as np
 
-from jax_ragrl.credit.advantages import tree_group
-from jax_ragrl.credit.assign import pad_rows, reachable_leaves
+from jax_ragrl.credit.assign import Rule, compare, reachable_leaves
 from jax_ragrl.rollout.effects import Generate, ModelOutput
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import Forest
@@ -62,25 +60,26 @@ def _context_key(effect: Generate, question: str) -> str:
     return f"{question}\n({', '.join(segments)}{comma})"
 
 
-def leaf_advantages(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def leaf_advantages(
+    forest: Forest, reward_N: np.ndarray, rule: Rule
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns per turn the mean advantage of the rollouts through it, and their number.
 
+    By the rule of the paper, `group_normalised`:
+
     A(l) = ((R(l) - mean_tree R) / std_tree R + (R(l) - mean_question R) / std_question R) / 2
+
+    Args:
+      forest: the rollouts.
+      reward_N: float32, the rewards of leaves.
+      rule: a group rule.
     """
     leaves = np.flatnonzero(forest.leaf_N)
-    _, tree_L = np.unique(forest.roots()[leaves], return_inverse=True)
-    # 1. Pad to a multiple of 64, so that few shapes compile. Padding has group -1: no group.
-    question_L = pad_rows(forest.question_N[leaves], 64, -1)
-    tree_L = pad_rows(tree_L.astype(np.int32), 64, -1)
-    arrays = jax.device_put((pad_rows(reward_N[leaves], 64), question_L, tree_L, question_L >= 0))
-    # 2. Compare the leaves, then average over the leaves below each turn.
-    counts = (len(forest.questions), len(tree_L))
+    among_L = compare(rule, reward_N[leaves], forest.question_N[leaves])
+    within_L = compare(rule, reward_N[leaves], forest.roots()[leaves])
     advantage_N = np.zeros(len(forest.records), np.float32)
-    advantage_N[leaves] = jax.device_get(_tree_group(*arrays, *counts))[: len(leaves)]
+    advantage_N[leaves] = (among_L + within_L) / 2
     return reachable_leaves(forest, advantage_N)
-
-
-_tree_group = jax.jit(tree_group, static_argnums=(4, 5))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +100,8 @@ def recipe(settings: Settings) -> Recipe:
     tree = settings.tree
     return dataclasses.replace(
         agent,
-        credit=leaf_advantages,
+        credit=None,
+        compare=leaf_advantages,
         expander=lambda roles: tree,
         width=tree.width,
-        advantages={"tree_group": leaf_advantages},
     )

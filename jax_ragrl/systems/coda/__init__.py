@@ -2,12 +2,10 @@
 
 from jax_ragrl.systems.coda.recipe import Settings, code, paper, recipe, reward, table_system, terms
 from jax_ragrl.systems.coda.rewards import (
-    ROLLOUT_ADVANTAGES,
     answer_reward,
     format_reward,
     refine_reward,
     role_texts,
-    rollout_advantages,
 )
 from jax_ragrl.systems.coda.system import (
     EXECUTOR,
@@ -26,7 +24,6 @@ __all__ = [
     "EXECUTOR_NOTES",
     "PLANNER",
     "PLANNER_ACTIONS",
-    "ROLLOUT_ADVANTAGES",
     "CoDA",
     "Settings",
     "answer_reward",
@@ -39,7 +36,6 @@ __all__ = [
     "refine_reward",
     "reward",
     "role_texts",
-    "rollout_advantages",
     "table_system",
     "terms",
 ]

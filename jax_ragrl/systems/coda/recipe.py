@@ -36,16 +36,15 @@ import functools
 
 import numpy as np
 
+from jax_ragrl.credit.assign import over_rollouts
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.base import Recipe, check_group_size, records_from_root
 from jax_ragrl.systems.coda.rewards import (
     EXECUTOR_TAGS,
-    ROLLOUT_ADVANTAGES,
     answer_reward,
     format_reward,
     refine_reward,
     role_texts,
-    rollout_advantages,
 )
 from jax_ragrl.systems.coda.system import CoDA
 from jax_ragrl.systems.tags import REFINE
@@ -115,10 +114,11 @@ def recipe(settings: Settings) -> Recipe:
     return Recipe(
         system=settings.system,
         reward=functools.partial(reward, settings=settings),
-        credit=rollout_advantages,
+        # A_i = (R_i - mean_j R_j) / std_j R_j over the rollouts j of the same question (eq. 2), the
+        # same number for every turn, independent of the number of tasks in a rollout.
+        compare=over_rollouts,
         rollouts=settings.rollouts,
         metric="em",
-        advantages=ROLLOUT_ADVANTAGES,
         reward_terms=functools.partial(terms, settings=settings),
     )
 

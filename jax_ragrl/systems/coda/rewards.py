@@ -1,15 +1,12 @@
-"""CoDA's rewards and its advantage per rollout."""
+"""CoDA's rewards."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import over_rollouts
 from jax_ragrl.rollout.tree import Record
 from jax_ragrl.systems.coda.system import EXECUTOR, PLANNER
 from jax_ragrl.systems.tags import (
@@ -77,13 +74,3 @@ def refine_reward(executors: Sequence[str], answers: Sequence[str], together: bo
     # Joined, an answer may be spread over the refinements of several executors.
     texts = [" ".join(texts)] if together else texts
     return float(any(cover_match_tokens(s, answers) for s in texts if s.strip()))
-
-
-# A_i = (R_i - mean_j R_j) / std_j R_j over the rollouts j of the same question (eq. 2), the same
-# number for every turn of planner and executors, independent of the number of tasks in a rollout.
-rollout_advantages = functools.partial(over_rollouts, rule=group_normalised)
-# The alternatives for `Objective.advantage`: without the division, or against the others only.
-ROLLOUT_ADVANTAGES = {"group_normalised": rollout_advantages} | {
-    rule.__name__: functools.partial(over_rollouts, rule=rule)
-    for rule in (group_centred, leave_one_out)
-}

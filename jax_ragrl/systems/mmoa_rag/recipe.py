@@ -44,12 +44,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 
-from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import over_roles, shared_credit
 from jax_ragrl.errors import UserError
-from jax_ragrl.systems.base import Credit, Recipe
+from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.mmoa_rag.rewards import REWARDS, Penalties, reward
 from jax_ragrl.systems.mmoa_rag.system import DOCUMENT, MMOARAG
 
@@ -85,23 +83,16 @@ def code() -> Settings:
     return Settings(penalties=Penalties(query_rule="characters", generator=-1.0))
 
 
-# A critic does not need a group; a group rule compares one role over the rollouts of a question.
-ADVANTAGES: Mapping[str, Credit] = {"gae": shared_credit, "whitened_gae": shared_credit} | {
-    rule.__name__: functools.partial(over_roles, rule=rule)
-    for rule in (group_normalised, group_centred, leave_one_out)
-}
-
-
 def recipe(settings: Settings) -> Recipe:
     """Returns chains in which each role earns the answer's F1 and its own penalty."""
     return Recipe(
         system=settings.system,
         reward=functools.partial(reward, metric=settings.reward, penalties=settings.penalties),
         credit=shared_credit,
+        compare=over_roles,  # a critic does not need a group
         rollouts=settings.rollouts,
         metric="f1",
         accepts_judge=True,
-        advantages=ADVANTAGES,
     )
 
 

@@ -17,20 +17,16 @@ expert. The expert's action is continued only if all actions of a group are.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import over_rollouts
+from jax_ragrl.credit.assign import Rule, over_rollouts
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.tree import Forest, sibling_groups
-from jax_ragrl.systems.base import Credit
 
 # From a decision and its question to the text of an expert's action, or None.
 Expert = Callable[[Generate, str], str | None]
@@ -123,16 +119,18 @@ class Groups:
 
 
 def sibling_advantages(
-    forest: Forest, reward_N: np.ndarray, injection: Injection, *, normalize: bool = False
+    forest: Forest, reward_N: np.ndarray, injection: Injection, rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each action's reward minus the mean of its group, and its weight, float32 `[N]`.
+    """Returns each action's advantage in its group, and its weight, float32 `[N]`.
+
+    By the rule of the paper, `group_centred`:
 
       A(x, y_i) = r(x, y_i) - 1/G sum_j r(x, y_j)                               (eq. 2, no division)
 
-    Identical actions are one node, which counts as often as it was sampled, both in the mean and in
-    the sum of eq. 3; so its credit is `A` times its multiplicity. (A loss that is linear or clipped
-    in `A` then equals the sum over all samples. The divisor of the aggregate and a KL in the loss
-    count the node once.)
+    Identical actions are one node, which counts as often as it was sampled, both in the group and
+    in the sum of eq. 3; so its credit is `A` times its multiplicity. (A loss that is linear or
+    clipped in `A` then equals the sum over all samples. The divisor of the aggregate and a KL in
+    the loss count the node once.)
 
     The weight is 0 for an action without siblings, whose role is not in training, for a dropped
     sample, and for an expert without gradient unless the policy sampled the same text. It is 1 for
@@ -142,27 +140,26 @@ def sibling_advantages(
       forest: the rollouts.
       reward_N: float32, the immediate reward of each node.
       injection: how the expert's action takes part in a group.
-      normalize: whether to divide by the unbiased standard deviation of the group plus 1e-6, as
-        GRPO does.
+      rule: a group rule.
     """
     credit_N = np.zeros(len(forest.records), np.float32)
     weight_N = np.zeros(len(forest.records), np.float32)
     for nodes in sibling_groups(forest):
         # 1. Count each action as often as it was sampled; forced ones count once more.
         forced_K, reward_K = forest.forced_N[nodes], reward_N[nodes].astype(np.float64)
-        count_K = forest.multiplicity_N[nodes].astype(np.float64)
+        count_K = forest.multiplicity_N[nodes].copy()
         sampled_K = count_K - forced_K
         # 2. Drop one copy of the worst sample if the expert takes its place.
         if injection.replaces == "worst" and forced_K.any() and sampled_K.any():
             worst = int(np.argmin(np.where(sampled_K > 0, reward_K, np.inf)))
             count_K[worst] -= 1
-        # 3. Center, and weigh by the copies that have a gradient.
+        # 3. Compare all copies, and weigh by those that have a gradient.
         if count_K.sum() > 1:
             trained_K = count_K - (0 if injection.gradient else forced_K)
-            centred_K = reward_K - np.average(reward_K, weights=count_K)
-            variance = np.sum(count_K * centred_K**2) / (count_K.sum() - 1)
-            scale = np.sqrt(variance) + 1e-6 if normalize else 1.0
-            credit_N[nodes] = trained_K * centred_K / scale
+            copies = np.repeat(np.arange(len(nodes)), count_K)
+            advantage_K = np.zeros(len(nodes))
+            advantage_K[copies] = rule(reward_K[copies])
+            credit_N[nodes] = trained_K * advantage_K
             weight_N[nodes] = trained_K > 0
     return credit_N, weight_N
 
@@ -172,21 +169,13 @@ def is_sampled(forest: Forest) -> np.ndarray:
     return forest.multiplicity_N > forest.forced_N
 
 
-def over_answers(
-    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def over_answers(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
     """Returns the credit `over_rollouts` by answers alone, for the GRPO that OPERA compares with.
 
     Args:
       forest: the rollouts.
       reward_N: float32, the immediate reward of each node; the rewards of actions are left out.
-      rule: how rewards in a group are compared, from `credit/advantages.py`.
+      rule: a group rule.
     """
     # `over_rollouts` sums all rewards of a rollout, and role rewards are for MAPGRPO.
     return over_rollouts(forest, np.where(forest.leaf_N, reward_N, 0), rule)
-
-
-OVER_ANSWERS: Mapping[str, Credit] = {
-    rule.__name__: functools.partial(over_answers, rule=rule)
-    for rule in (group_normalised, group_centred, leave_one_out)
-}

@@ -62,10 +62,10 @@ from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.opera.expert import load_expert
 from jax_ragrl.systems.opera.grammar import PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import (
-    OVER_ANSWERS,
     Groups,
     Injection,
     is_sampled,
+    over_answers,
     sibling_advantages,
 )
 from jax_ragrl.systems.opera.role_rewards import GOLD, PLAN_REWARDS, role_rewards
@@ -149,18 +149,15 @@ def recipe(settings: Settings) -> Recipe:
         min_plan_steps=settings.min_plan_steps,
         ndcg_power=settings.ndcg_power,
     )
-    base = Recipe(settings.system, reward, OVER_ANSWERS["group_normalised"], metric="em")
+    base = Recipe(settings.system, reward, compare=over_answers, metric="em")
     # Single actions leave nothing to compare at a decision: compare whole rollouts.
     if settings.group_size == 1:
-        return dataclasses.replace(base, advantages=OVER_ANSWERS)
-    credit = functools.partial(sibling_advantages, injection=settings.expert)
-    grpo_credit = functools.partial(credit, normalize=True)
+        return base
     return dataclasses.replace(
         base,
-        credit=credit,
+        compare=functools.partial(sibling_advantages, injection=settings.expert),
         expander=functools.partial(groups, settings=settings),
         width=settings.group_size,
-        advantages={"group_centred": credit, "group_normalised": grpo_credit},
         trainable=None if settings.expert.gradient else is_sampled,  # with any credit
         reads_leaves=False,  # roles have their own rewards
     )

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.advantages import group_normalised
+from jax_ragrl.credit.advantages import group_centred, group_normalised
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import Environment, collect
@@ -176,7 +176,7 @@ def analyses(*texts: str, injection: Injection = OFF, best: str | None = None):
     forest, _ = talk(SYSTEM, write, EXAMPLE, expander=expander, hits=hits_by_query)
     world = Settings(Opera("opera_tiny"), gold="world", expert=OFF)
     reward_N = opera.recipe(world).reward(forest)
-    credit_N, weight_N = sibling_advantages(forest, reward_N, injection)
+    credit_N, weight_N = sibling_advantages(forest, reward_N, injection, group_centred)
     group = [n for n, r in enumerate(forest.records) if r.role == ANALYSIS and r.depth == 2]
     return [(forest.records[n].action.text, credit_N[n], weight_N[n]) for n in group]
 
@@ -212,7 +212,7 @@ def test_merged_actions_have_the_gradient_of_their_copies():
         ]
         forest = build_forest([EXAMPLE], records)
         reward_N = np.array([token == 5 for token, _ in counts], np.float32)
-        credit_N, weight_N = sibling_advantages(forest, reward_N, OFF)
+        credit_N, weight_N = sibling_advantages(forest, reward_N, OFF, group_centred)
         sums = collections.Counter()
         for turn in turns_of(forest, credit_N, weight_N):
             sums[turn.ids] += turn.credit
@@ -233,11 +233,9 @@ def test_normalization_uses_the_deviation_of_all_samples():
         for i, count in enumerate((3, 1))
     ]
     reward_N = np.array([0.2, 0.8], np.float32)
-    credit_N, _ = sibling_advantages(
-        build_forest([EXAMPLE], records), reward_N, OFF, normalize=True
-    )
-    reward_X = np.array([0.2, 0.2, 0.2, 0.8], np.float32)
-    expected_X = group_normalised(reward_X, np.zeros(4, np.int32), np.ones(4, bool), 1)
+    forest = build_forest([EXAMPLE], records)
+    credit_N, _ = sibling_advantages(forest, reward_N, OFF, group_normalised)
+    expected_X = group_normalised(np.array([0.2, 0.2, 0.2, 0.8]))
     np.testing.assert_allclose(credit_N / [3, 1], expected_X[2:], rtol=1e-5)
 
 
@@ -293,7 +291,7 @@ def test_each_decision_is_a_separate_group():
     sizes = [len(group) for group in sibling_groups(forest)]
     assert sorted(sizes) == [1] * 8 + [2] * 4
     reward_N = np.arange(len(forest.records), dtype=np.float32)
-    credit_N, weight_N = sibling_advantages(forest, reward_N, OFF)
+    credit_N, weight_N = sibling_advantages(forest, reward_N, OFF, group_centred)
     roles = [r.role for r in forest.records]
     assert [w > 0 for w in weight_N] == [role == PLAN for role in roles]
     for group in sibling_groups(forest):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.config.schema import build
+from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import Action, Record, build_forest
@@ -177,7 +178,7 @@ def test_a_group_of_one_compares_whole_rollouts():
     forest, _ = talk(
         recipe.system, texts, QUESTION, expander=recipe.expander(frozenset(opera.ROLES)), rollouts=2
     )
-    credit_N, weight_N = recipe.advantages["group_centred"](forest, recipe.reward(forest))
+    credit_N, weight_N = recipe.compare(forest, recipe.reward(forest), rule=group_centred)
     right = [r.path[:1] == forest.records[0].path[:1] for r in forest.records]
     np.testing.assert_allclose(credit_N, np.where(right, 0.5, -0.5))
     assert weight_N.all()
@@ -301,9 +302,8 @@ def test_the_settings_select_whether_experts_are_trained(gradient):
     forest = build_forest((QUESTION,), records)
     reward_N = np.array([1.0, 0.0], np.float32)
     opera_recipe = opera.recipe(settings)
-    for credit in (opera_recipe.credit, opera_recipe.advantages["group_centred"]):
-        advantage_N, weight_N = credit(forest, reward_N)
-        assert weight_N.tolist() == [float(gradient), 1.0] and advantage_N[1] == -0.5
+    advantage_N, weight_N = opera_recipe.compare(forest, reward_N, rule=group_centred)
+    assert weight_N.tolist() == [float(gradient), 1.0] and advantage_N[1] == -0.5
     # Another credit has no setting for experts: it needs the nodes that may be trained.
     leaves = with_credit(opera_recipe, "reachable_leaves", 0)
     trainable = None if leaves.trainable is None else leaves.trainable(forest).tolist()
