@@ -212,14 +212,15 @@ class Objective:
 
 def _check_loss(o: Objective) -> None:
     """Raises `UserError` if the loss fails, or is not finite, on three tokens and on padding."""
-    logp, old_logp, advantage = np.float32(
-        [[-0.1, -1.0, -3.0, np.nan], [-0.1, -1.5, -2.0, np.nan], [1.0, -1.0, 0.0, np.nan]]
-    )
-    inputs = dict.fromkeys(policy.INPUTS, np.ones(4, np.float32))
-    inputs |= {"old_logp": old_logp, "advantage": advantage, "mask": ~np.isnan(logp)}
-    logp, inputs = jax.device_put((logp, {k: x for k, x in inputs.items() if k != "logp"}))
+    arrays = dict.fromkeys(policy.INPUTS, np.ones(4, np.float32)) | {
+        "logp": np.array([-0.1, -1.0, -3.0, np.nan], np.float32),
+        "old_logp": np.array([-0.1, -1.5, -2.0, np.nan], np.float32),
+        "advantage": np.array([1.0, -1.0, 0.0, np.nan], np.float32),
+        "mask": np.array([True, True, True, False]),
+    }
+    inputs = jax.device_put(arrays)
     try:
-        loss, pull = jax.vjp(lambda logp: o.policy_loss(logp=logp, **inputs), logp)
+        loss, pull = jax.vjp(lambda logp: o.policy_loss(**inputs | {"logp": logp}), inputs["logp"])
         values = jax.device_get((loss, *pull(jnp.ones_like(loss))))
     except UserError:
         raise
@@ -231,8 +232,8 @@ def _check_loss(o: Objective) -> None:
     if not np.isfinite(values).all():
         raise UserError(
             f"objective.loss is {o.loss!r}, but its value or its gradient is NaN or infinite for "
-            f"log-probabilities {logp}: bound exponents and divisors, and select with jnp.where "
-            "before the arithmetic, not after it"
+            f"log-probabilities {arrays['logp']}: bound exponents and divisors, and select with "
+            "jnp.where before the arithmetic, not after it"
         )
 
 
@@ -241,7 +242,7 @@ def _check_rule(o: Objective) -> None:
     assert o.group_rule is not None
     for rewards in ([1.0, 0.0, 0.5], [1.0, 1.0]):  # a division by the deviation is 0 / 0
         try:
-            advantage_K = np.asarray(o.group_rule(np.float32(rewards)))
+            advantage_K = np.asarray(o.group_rule(np.array(rewards, np.float32)))
         except Exception as error:
             advantage_K = np.asarray(error)
         is_right = advantage_K.shape == (len(rewards),) and advantage_K.dtype.kind in "fi"

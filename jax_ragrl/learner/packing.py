@@ -411,12 +411,10 @@ def lay_out(
             open_rows.open(length, layout.count(length, devices))
         open_rows.put(group, row)
     batches = [open_rows.rows[i:j] for i, j in zip(starts, [*starts[1:], None], strict=False)]
-    return [_batch(_trimmed_rows(rows, layout, devices), roles, grammars) for rows in batches]
-
-
-def _trimmed_rows(rows: Sequence[_Row], layout: Layout, devices: int) -> Sequence[_Row]:
-    rows_in_use = sum(bool(row.groups) for row in rows)
-    return rows[: layout.fewest(rows_in_use, rows[0].length, devices)]
+    for i, rows in enumerate(batches):
+        rows_in_use = sum(bool(row.groups) for row in rows)
+        batches[i] = rows[: layout.fewest(rows_in_use, rows[0].length, devices)]
+    return [_batch(rows, roles, grammars) for rows in batches]
 
 
 def _headers(groups: Sequence[Group]) -> dict[str, int]:
@@ -446,7 +444,10 @@ def _batch(
             behaviour_logp_RM[row, first : first + size] = turn.behaviour_logps
     if grammars is None:
         arrays = arrays._replace(budget_RM=None)
-    if shape[1] >= PLAIN_FROM and _is_plain(arrays.until_RL):
+    # Whether every row holds at most one context before its padding.
+    after_L = np.arange(1, shape[1] + 1)
+    is_plain = (arrays.until_RL == np.maximum(after_L, arrays.until_RL[:, :1])).all()
+    if shape[1] >= PLAIN_FROM and is_plain:
         arrays = arrays._replace(until_RL=None)
     credit_A = np.array([turn.credit for turn, *_ in entries], np.float32)
     columns = np.array(owners, np.int32).reshape(-1, 6).T
@@ -459,12 +460,6 @@ def blank_rows(shape: tuple[int, int]) -> Rows:
     # Each token is visible to itself only.
     arrays.until_RL[:] = np.arange(1, shape[1] + 1)
     return arrays
-
-
-def _is_plain(until_RL: np.ndarray) -> bool:
-    """Whether every row holds at most one context before its padding."""
-    after_L = np.arange(1, until_RL.shape[1] + 1)
-    return bool((until_RL == np.maximum(after_L, until_RL[:, :1])).all())
 
 
 def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:

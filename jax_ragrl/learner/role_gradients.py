@@ -57,19 +57,16 @@ def role_gradient(
     own_AT = (data.actions.role_A == role)[:, None] & data.mask()
     scale_by_batch = data.by_row(own_AT.astype(np.float32) / np.float32(len(data.parts)))
     flat = itertools.chain.from_iterable(targets)
-    own = [_scaled(target, x_RM) for target, x_RM in zip(flat, scale_by_batch, strict=True)]
+    own = [
+        t._replace(
+            weight=t.weight * scale_RM,
+            value_weight=None if t.value_weight is None else t.value_weight * scale_RM,
+        )
+        for t, scale_RM in zip(flat, scale_by_batch, strict=True)
+    ]
     # The program of the update: only the weights differ.
     params = policy.state.policy.params
     return accumulate(policy, policy.spec.policy, params, data.batches, own)[0]
-
-
-def _scaled(targets: Targets, scale_RM: np.ndarray) -> Targets:
-    """Returns targets whose loss weights are multiplied by a factor per token."""
-    value_weight = targets.value_weight
-    return targets._replace(
-        weight=targets.weight * scale_RM,
-        value_weight=None if value_weight is None else value_weight * scale_RM,
-    )
 
 
 @in_order

@@ -167,7 +167,9 @@ def prepare(
     Raises:
       UserError: choices that do not fit together.
     """
-    _check_choices(objective, optimizer, roles)
+    objective.weights_of(roles)  # refuses unknown roles
+    if objective.critic == "own" and optimizer.value_lr <= 0:
+        raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
     mesh = mesh_of(nnx.state(decoder, nnx.Param))
     decoder = _with_config(decoder, compute, remat)
     actor, critic, state = _models(decoder, objective, optimizer, updates)
@@ -207,22 +209,9 @@ def _models(
     state = PolicyState(_train_state(actor, params, sharding), None, reference, kl_coefficient)
     if objective.critic != "own":
         return actor, None, state
-    critic, critic_state = _own_critic(decoder, optimizer, updates, sharding)
-    return actor, critic, state._replace(critic=critic_state)
-
-
-def _own_critic(
-    decoder: Decoder, optimizer: Optimizer, updates: int, sharding: Sharding | None
-) -> tuple[ModelSpec, TrainState]:
     transform = optimizer.transform(optimizer.value_lr, updates)
-    spec, params = _model_spec(Critic(decoder), transform, sharding)
-    return spec, _train_state(spec, params, sharding)
-
-
-def _check_choices(objective: Objective, optimizer: Optimizer, roles: Sequence[str]) -> None:
-    objective.weights_of(roles)
-    if objective.critic == "own" and optimizer.value_lr <= 0:
-        raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
+    critic, params = _model_spec(Critic(decoder), transform, sharding)
+    return actor, critic, state._replace(critic=_train_state(critic, params, sharding))
 
 
 def _reference(objective: Objective, params: Any, compute: str) -> Any:

@@ -11,7 +11,7 @@ from jax import Array
 
 from jax_ragrl.credit.advantages import whiten
 from jax_ragrl.credit.returns import gae_over_turns
-from jax_ragrl.learner.objective import KL, Objective
+from jax_ragrl.learner.objective import Objective
 from jax_ragrl.losses import kl_k1, kl_k2, kl_k3, truncated_importance_weight
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.types import Tensor
@@ -91,7 +91,10 @@ def compute_advantages(
     last_AT = mask_AT & ~jnp.roll(mask_AT, -1, axis=1).at[:, -1].set(False)
     reward_AT = jnp.where(last_AT, scores.credit_A[:, None], 0.0)
     if o.kl.where in ("reward", "terminal"):
-        penalty_AT = _penalty(o.kl, scores, last_AT)
+        estimate = KL_ESTIMATORS[o.kl.estimator]
+        penalty_AT = estimate(scores.logp_AT, scores.ref_logp_AT, mask_AT)
+        if o.kl.where == "terminal":
+            penalty_AT = jnp.where(last_AT, jnp.sum(penalty_AT, axis=1, keepdims=True), 0.0)
         reward_AT = reward_AT - kl_coefficient * penalty_AT
     # 2. GAE; with zero values and gamma = lambda = 1 it is the reward-to-go.
     value_AT = jnp.zeros_like(reward_AT) if scores.value_AT is None else scores.value_AT
@@ -103,20 +106,10 @@ def compute_advantages(
     # 3. Whitening, after the returns.
     if o.advantage == "whitened_gae":
         advantage_AT = whiten(advantage_AT, mask_AT)
-    return advantage_AT, return_AT, _importance_weight(o, scores)
-
-
-def _penalty(kl: KL, scores: ActionScores, last_AT: Array) -> Array:
-    estimate = KL_ESTIMATORS[kl.estimator]
-    kl_AT = estimate(scores.logp_AT, scores.ref_logp_AT, scores.mask_AT)
-    if kl.where == "reward":
-        return kl_AT
-    return jnp.where(last_AT, jnp.sum(kl_AT, axis=1, keepdims=True), 0.0)
-
-
-def _importance_weight(o: Objective, scores: ActionScores) -> Array:
-    if not o.importance_weight_cap:
-        return scores.mask_AT.astype(jnp.float32)
-    return truncated_importance_weight(
-        scores.behaviour_logp_AT, scores.logp_AT, scores.mask_AT, cap=o.importance_weight_cap
-    )
+    # 4. Importance weights.
+    weight_AT = mask_AT.astype(jnp.float32)
+    if o.importance_weight_cap:
+        weight_AT = truncated_importance_weight(
+            scores.behaviour_logp_AT, scores.logp_AT, mask_AT, cap=o.importance_weight_cap
+        )
+    return advantage_AT, return_AT, weight_AT

@@ -77,8 +77,17 @@ def update(
         targets, advantage_AT = compute_targets(policy, data, scores)
         by_role_metrics = role_gradient_metrics(policy, data, targets) if by_role else {}
         policy, sums, outputs = _optimize_all(policy, data, targets)
-        scores = _fill_logps(scores, outputs, data)
-        moved = move_metrics(policy, data, _sampled_logps(spec, scores)) if is_measured else {}
+        if not needs_old_logps(spec):
+            # For the metrics. With a single step, these are the outputs of a scoring pass.
+            scores = scores._replace(**by_action(data, outputs, POLICY_FIELDS))
+            scores = _with_behaviour_logps(scores, data)
+        moved = dict[str, float]()
+        if is_measured:
+            is_single = spec.optimizer.epochs * spec.optimizer.minibatches == 1
+            # Without a scoring pass, the outputs for later minibatches are after earlier steps.
+            is_before = needs_old_logps(spec) or is_single
+            before_AT = scores.logp_AT if is_before else scores.behaviour_logp_AT
+            moved = move_metrics(policy, data, before_AT)
     metrics = _step_metrics(to_host(sums)) | by_role_metrics | moved
     metrics |= action_metrics(spec.roles, data.actions, scores, advantage_AT)
     tokens = sum(group.tokens for group in groups)
@@ -123,28 +132,6 @@ def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
         fields = {"value_AT": "value_RM"}
         scores = scores._replace(**run(spec.critic, state.critic.params, fields))
     return scores
-
-
-def _fill_logps(
-    scores: ActionScores, outputs: Sequence[TokenOutputs], data: Minibatches
-) -> ActionScores:
-    """Fills in log-probabilities and entropies from the first epoch if no scoring pass was run.
-
-    They serve the metrics. With a single step, they equal the outputs of a scoring pass.
-    """
-    if scores.logp_AT is not None:
-        return scores
-    scores = scores._replace(**by_action(data, outputs, POLICY_FIELDS))
-    return _with_behaviour_logps(scores, data)
-
-
-def _sampled_logps(spec: PolicySpec, scores: ActionScores) -> np.ndarray:
-    """The log-probabilities of the actions before the first optimizer step, `[A, T]`."""
-    is_single = spec.optimizer.epochs * spec.optimizer.minibatches == 1
-    # Without a scoring pass, the outputs for later minibatches are those after earlier steps.
-    logp_AT = scores.logp_AT if needs_old_logps(spec) or is_single else scores.behaviour_logp_AT
-    assert logp_AT is not None
-    return np.asarray(logp_AT)
 
 
 def score_policy(policy: Policy, data: Minibatches) -> np.ndarray:

@@ -35,7 +35,12 @@ def update_programs(policy: Policy, *, is_measured: bool = False) -> list[Progra
     pairs = [(spec.policy, state.policy)]
     if spec.critic is not None and state.critic is not None:
         pairs.append((spec.critic, state.critic))
-    programs = [program for pair in pairs for program in _step_programs(spec, *pair)]
+    programs = list[Program]()
+    for trained, trained_state in pairs:
+        step = (trained.optimizer, trained_state, trained_state.params)
+        blank = (trained_state.params, trained.layout)
+        programs.append(Program("optimizer step", apply, step, mesh=spec.mesh))
+        programs.append(Program("gradient of zeros", zeros, blank, mesh=spec.mesh))
     temperature = scalar(spec.temperature, spec.mesh)
     for rows, targets in shard_batch([*_blank_batches(spec)], spec.mesh):
         batch = temperature, rows
@@ -102,12 +107,3 @@ def _gradient_program(
     options = {"objective": spec.objective, "layout": model.layout, "total": params}
     name = f"update {shape_of(rows)}"
     return Program(name, gradient, args, options, spec.mesh, follow)
-
-
-def _step_programs(spec: PolicySpec, model: ModelSpec, state: Any) -> list[Program]:
-    """Returns the programs that begin a gradient and end in an optimizer step."""
-    args = (model.optimizer, state, state.params)
-    return [
-        Program("optimizer step", apply, args, mesh=spec.mesh),
-        Program("gradient of zeros", zeros, (state.params, model.layout), mesh=spec.mesh),
-    ]

@@ -27,7 +27,7 @@ from jax_ragrl.learner.gradients import (
     score,
     zeros,
 )
-from jax_ragrl.learner.logprobs import SCORED_TOKENS, score_tokens, token_loss
+from jax_ragrl.learner.logprobs import score_tokens, token_loss
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import Rows
 from jax_ragrl.learner.targets import Targets
@@ -186,28 +186,6 @@ def test_chunked_losses_have_the_gradient_of_plain_logits(of, monkeypatch):
     for x_RM, y_RM in zip(scores[:2], plain_scores, strict=True):
         np.testing.assert_allclose(x_RM[mask_RM], y_RM[mask_RM], rtol=1e-5)
     assert not any(x_RM[:, 4:].any() for x_RM in scores)  # after the last token of any row
-
-
-def test_chunks_are_equal_and_within_the_token_limit():
-    shapes = [(8, 48), (64, 48), (9, 1000), (SCORED_TOKENS + 1, 4)]
-    chunks = [logprobs._chunks(np.arange(m) < np.full((r, 1), 25)) for r, m in shapes]
-    assert [size for size, _ in chunks] == [48, 24, 125, 1]
-    assert [int(used) for _, used in chunks] == [
-        1,
-        2,
-        1,
-        4,
-    ]  # up to the last token that any row scores
-
-
-def test_on_a_mesh_each_device_scores_its_own_rows(monkeypatch):
-    shapes, chunks, decoder = [], logprobs._chunks, nnx.merge(*policy())
-    monkeypatch.setattr(logprobs, "_chunks", lambda mask: shapes.append(mask.shape) or chunks(mask))
-    rows = Rows(*[np.zeros((8, 6), np.int32)] * 5, np.ones((8, 6), bool))
-    hidden_RMD = np.zeros((8, 6, decoder.config.hidden_size), np.float32)
-    with jax.set_mesh(make_mesh((2, 2, 2))):
-        jax.eval_shape(lambda x: score_tokens(decoder, x, rows, np.float32(1), None), hidden_RMD)
-    assert set(shapes) == {(2, 6)}
 
 
 def test_padding_never_reaches_the_gradient():

@@ -48,8 +48,8 @@ def turns() -> list[Turn]:
     return [turn._replace(credit=x) for turn, x in zip(out, credit, strict=True)]
 
 
-# Each loop gets log-probabilities: those that are differentiated, those before the update, and those
-# before the step, which are constants. It returns the loss of the minibatch.
+# Each loop gets log-probabilities: those to differentiate, those before the update, and constants,
+# those before the step. It returns the loss of the minibatch.
 
 
 def cispo(logp, old, now, samples):
@@ -127,24 +127,6 @@ def test_the_ratio_of_an_action_is_the_same_on_a_mesh():
         results.append(named(policy.state.policy.params))
     for name, x in results[0].items():
         np.testing.assert_allclose(results[1][name], x, atol=1e-4, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("loss", "reads"),
-    [
-        ("policy_gradient_loss", (False, False)),
-        ("clipped_policy_loss", (True, False)),
-        ("own_losses:gspo", (True, True)),
-        ("own_losses:dr_grpo", (True, True)),
-    ],
-)
-def test_a_loss_gets_what_its_parameters_name(loss, reads):
-    """The policy is scored before the update, and actions are summed, only if the loss asks."""
-    objective = dataclasses.replace(OWN, loss=loss)
-    assert reads == (
-        objective.reads("old_logp", "action_gap"),
-        objective.reads("action_size", "action_gap"),
-    )
 
 
 def test_padding_reaches_neither_an_own_loss_nor_its_gradient():

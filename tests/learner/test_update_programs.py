@@ -21,7 +21,13 @@ from tests.learner.bigram import DEEP, GRPO, GRPO_ADAM, PPO, PPO_ADAM, prepared,
 # Batches of one and of two rows.
 LAYOUT = Layout(row_lengths=(24,), tokens_per_device=48, max_batch_halvings=1)
 SHARED = Objective(critic="shared", kl=KL("loss", "k3", 0.05))
-NO_KL = dataclasses.replace(GRPO, kl=KL("none"))
+
+
+def by_action(logp, action_gap):
+    return logp * action_gap
+
+
+BY_ACTION = dataclasses.replace(GRPO, kl=KL("none"), loss=f"{__name__}:by_action")
 JITTED = ("score", "gradient", "zeros", "apply")
 
 
@@ -37,7 +43,7 @@ def turns(count: int) -> list[Turn]:
     [
         (PPO, PPO_ADAM, ()),
         pytest.param(GRPO, GRPO_ADAM, (), marks=pytest.mark.slow),
-        pytest.param(NO_KL, Optimizer(0.1), (), marks=pytest.mark.slow),
+        pytest.param(BY_ACTION, GRPO_ADAM, (), marks=pytest.mark.slow),
         pytest.param(SHARED, Optimizer(0.1), (), marks=pytest.mark.slow),
         pytest.param(PPO, PPO_ADAM, (2, 2, 1), marks=pytest.mark.slow),
     ],
