@@ -6,7 +6,6 @@ conversation only grows. Only the text of the agent is parsed, never an observat
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +26,8 @@ THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answ
 def parse_turn(text: str, actions: tuple[str, ...]) -> ParsedAction:
     """Parses the first of `actions` in a turn; the text between think tags is the thought."""
     action, content = next(_between(text, actions), ("", ""))
-    if not action:
-        return invalid_action("No Action")
     if not content:
-        return invalid_action("Empty Action")
+        return invalid_action("Empty Action" if action else "No Action")
     return ParsedAction(action, (content,), tag_contents(text, THINK))
 
 
@@ -67,18 +64,9 @@ def render_turn(**parts: str | None) -> str:
 
 def _between(text: str, tags: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yields the tag and the content of each pair of `tags`, from left to right."""
-    for match, content in enclosed(text, _opening(tags), lambda match: _closing(match[1])):
+    opening = re.compile(f"<({'|'.join(tags)})>")  # `re` caches compiled patterns
+    for match, content in enclosed(text, opening, lambda match: re.compile(f"</{match[1]}>")):
         yield match[1], content.strip()
-
-
-@functools.cache
-def _opening(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(f"<({'|'.join(tags)})>")
-
-
-@functools.cache
-def _closing(tag: str) -> re.Pattern[str]:
-    return re.compile(f"</{tag}>")
 
 
 # --- Conversations ------------------------------------------------------------------------------

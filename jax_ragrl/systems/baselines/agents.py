@@ -13,10 +13,9 @@ Departures from the papers and their code
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from jax_ragrl.rollout.effects import Done, Search
@@ -87,8 +86,7 @@ def _boxed(text: str) -> str | None:
     """
     start = text.find(_BOX)
     while start >= 0:
-        start += len(_BOX)
-        depth = 1
+        start, depth = start + len(_BOX), 1
         for brace in _BRACE.finditer(text, start):
             depth += 1 if brace[0] == "{" else -1
             if depth == 0:
@@ -116,22 +114,12 @@ class PromptedAgent(ScriptedSystem):
     max_documents: int = 15
 
     prompt: ClassVar[str]
-
-    @abc.abstractmethod
-    def parse(self, text: str) -> ParsedAction:
-        """Parses a turn; never raises."""
+    parse: ClassVar[Callable[[str], ParsedAction]]
 
     def observe(
         self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]
     ) -> Steps:
-        """Returns the user turn after a search: here the passages themselves.
-
-        Args:
-          question: the question.
-          query: the query of the search.
-          reasoning: the conversation so far as text.
-          documents: the passages of the search.
-        """
+        """Returns the user turn after a search for `query`: here the passages themselves."""
         del question, query, reasoning
         yield from ()  # makes this method a generator, as its overrides are
         text = format_passages(self.style, documents)
@@ -140,32 +128,31 @@ class PromptedAgent(ScriptedSystem):
     def steps(self, question: Question) -> Steps:
         """Alternates turns of the model with searches."""
         opening = user_turn(self.style, self.prompt, question=question.text)
-        conversation: tuple[Message, ...] = ()
-        queries: tuple[str, ...] = ()
+        conversation: list[Message] = []
+        queries: list[str] = []
         documents: tuple[Passage, ...] = ()
         for _ in range(self.turns):
             # 1. One turn of the model; without an action its full text stays in the conversation.
-            text = yield ask_messages(self.prompt, opening + conversation)
+            text = yield ask_messages(self.prompt, [*opening, *conversation])
             action = yield from report_fault(self.parse(text))
             # `Done` ends the script: the rollout never resumes it.
             if action.action == FINISH:
                 yield Done(action.args[0], "answered")
-            conversation += (Message("assistant", action.thought or text),)
+            conversation.append(Message("assistant", action.thought or text))
             # 2. The user turn after it: a reminder, or the result of the search.
-            query = action.args[0] if action.valid else ""
             if not action.valid:
                 reply = user_message(self.style, f"{self.prompt}_again")
-            elif query in queries:
+            elif (query := action.args[0]) in queries:
                 reply = user_message(self.style, "agent_repeated", query=query)
             elif len(queries) == self.searches:
                 reply = user_message(self.style, "agent_spent")
             else:
                 hits = yield Search(query, self.top_k)
-                queries += (query,)
+                queries.append(query)
                 documents = unique_passages(documents, hits.passages)
                 reasoning = "\n".join(message.content for message in conversation)
                 reply = yield from self.observe(question, query, reasoning, hits.passages)
-            conversation += (reply,)
+            conversation.append(reply)
         # The turns are used up: answer from the passages so far.
         yield from finish(self.style, question, documents[: self.max_documents])
 
@@ -176,35 +163,22 @@ class ReAct(PromptedAgent):
 
     turns: int = 8
 
-    prompt: ClassVar[str] = "react"
-
-    def parse(self, text: str) -> ParsedAction:
-        """Parses the first action of a turn."""
-        return parse_react(text)
+    prompt = "react"
+    parse = staticmethod(parse_react)
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchO1(PromptedAgent):
     """Free reasoning with marked queries; a second call summarizes the passages."""
 
-    prompt: ClassVar[str] = "search_o1"
-
-    def parse(self, text: str) -> ParsedAction:
-        """Parses the first marked query of a turn, or its answer."""
-        return parse_marked(text)
+    prompt = "search_o1"
+    parse = staticmethod(parse_marked)
 
     def observe(
         self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]
     ) -> Steps:
-        """Returns the passages as the frozen language model summarizes them for this reasoning.
-
-        Args:
-          question: the question.
-          query: the query of the search.
-          reasoning: the conversation so far as text.
-          documents: the passages of the search.
-        """
+        """Returns the passages as the frozen language model summarizes them for `reasoning`."""
+        found = format_passages(self.style, documents)
         values = {"question": question.text, "query": query, "thoughts": reasoning}
-        values |= {"documents": format_passages(self.style, documents)}
-        gist = yield ask(self.style, "distil", **values)
+        gist = yield ask(self.style, "distil", documents=found, **values)
         return user_message(self.style, "agent_gist", gist=gist.strip())

@@ -153,10 +153,7 @@ class C3PO:
         sampling = Sampling(self.temperature, 1.0, self.max_tokens)
         parsers = {ROUTER: parse_router, FILTER: parse_filter, DECISION: parse_decision}
         regexes = strict_grammars(self.top_k)
-        return {
-            name: Role(name, parse, sampling, action_regex=regexes[name])
-            for name, parse in parsers.items()
-        }
+        return {n: Role(n, parsers[n], sampling, action_regex=regexes[n]) for n in parsers}
 
     def steps(self, question: Question) -> Steps:
         """Answers from memory, after one search, or after a planned series of searches."""
@@ -172,8 +169,9 @@ class C3PO:
         planned, roadmap = route.action == PLANNING, ""
         if planned:
             depth = yield from self._descend(depth)
-            request = self._request("roadmap", question, (), ROADMAP_TEMPERATURE)
-            roadmap = yield CallLLM(request, self.roadmaps)
+            prompt = self._messages("roadmap", question, ())
+            sampling = Sampling(ROADMAP_TEMPERATURE, 1.0, self.reply_tokens)
+            roadmap = yield CallLLM(LLMRequest("roadmap", prompt, sampling), self.roadmaps)
             depth = yield from self._descend(depth)
         while route.action != NO_RETRIEVAL:
             # 2. Each planned search is a decision, whose thought the filter reads.
@@ -203,12 +201,11 @@ class C3PO:
             prompt = self._messages(name, question, candidates, objective=objective)
             selection = yield Generate(FILTER, prompt, depth)
             yield from _dead_unless(selection.valid, selection.error, depth)
-            legal = [i for i in selection.args if 1 <= i <= len(candidates)]
+            legal = tuple(candidates[i - 1] for i in selection.args if 1 <= i <= len(candidates))
             if len(legal) < len(selection.args):
                 yield from _dead_unless(not self.strict, "Hallucinate Document Idx", depth)
                 yield Fault("Hallucinate Document Idx")
-            passages = tuple(candidates[i - 1] for i in legal)
-            documents = accumulate(documents, passages, query)
+            documents = accumulate(documents, legal, query)
             yield Used(documents)
             if not planned:
                 break
@@ -217,19 +214,14 @@ class C3PO:
         depth = yield from self._descend(depth, 2)
         # Without documents the model answers from memory, by another prompt.
         name = "answer" if documents else "answer_direct"
-        text = yield CallLLM(self._request(name, question, documents, 0.0))
+        prompt = self._messages(name, question, documents)
+        text = yield CallLLM(LLMRequest(name, prompt, Sampling(0.0, 1.0, self.reply_tokens)))
         yield Done(text, "answered", depth)
 
     def _descend(self, depth: int, levels: int = 1) -> Steps:
         """Returns the depth after some more levels; ends a branch that would be too deep."""
         yield from _dead_unless(depth + levels <= self.max_depth, "Max Depth", depth)
         return depth + levels
-
-    def _request(
-        self, name: str, question: Question, passages: tuple[Passage, ...], temperature: float
-    ) -> LLMRequest:
-        messages = self._messages(name, question, passages)
-        return LLMRequest(name, messages, Sampling(temperature, 1.0, self.reply_tokens))
 
     def _messages(
         self, name: str, question: Question, passages: tuple[Passage, ...], **values: str

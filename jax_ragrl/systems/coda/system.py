@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Fault, Steps
-from jax_ragrl.systems.tags import (
-    ANSWER,
-    REFINE,
-    SEARCH,
-    TASK,
-    THINK,
-    converse,
-    observation,
-    parse_turn,
-    search_passages,
-    stop_strings,
-    turn_regex,
-)
+from jax_ragrl.systems import tags
+from jax_ragrl.systems.tags import ANSWER, REFINE, SEARCH, TASK, THINK
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import Question, Sampling
 
@@ -30,8 +19,8 @@ PLANNER_ACTIONS, EXECUTOR_ACTIONS = (TASK, ANSWER), (SEARCH, ANSWER)
 EXECUTOR_NOTES = (THINK, REFINE)  # of a turn in a strict grammar
 
 # The roles differ only in the tags of their actions.
-parse_planner = functools.partial(parse_turn, actions=PLANNER_ACTIONS)
-parse_executor = functools.partial(parse_turn, actions=EXECUTOR_ACTIONS)
+parse_planner = functools.partial(tags.parse_turn, actions=PLANNER_ACTIONS)
+parse_executor = functools.partial(tags.parse_turn, actions=EXECUTOR_ACTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,43 +51,43 @@ class CoDA:
     @property
     def roles(self) -> Mapping[str, Role]:
         """Planner and executor, which share one policy."""
+        sampling = Sampling(self.temperature, self.top_p, self.max_tokens)
         return {
-            PLANNER: self._role(PLANNER, parse_planner, PLANNER_ACTIONS),
-            EXECUTOR: self._role(EXECUTOR, parse_executor, EXECUTOR_ACTIONS),
+            name: Role(
+                name,
+                functools.partial(tags.parse_turn, actions=actions),
+                sampling,
+                stop_strings=tags.stop_strings(actions),
+                as_chat_turns=self.as_chat_turns,
+                reads_thoughts=True,
+                action_regex=tags.turn_regex(actions, notes),
+            )
+            for name, actions, notes in (
+                (PLANNER, PLANNER_ACTIONS, (THINK,)),
+                (EXECUTOR, EXECUTOR_ACTIONS, EXECUTOR_NOTES),
+            )
         }
 
     def steps(self, question: Question) -> Steps:
         """The planner delegates tasks until it answers."""
         prompt = user_turn(self.style, "planner", question=question.text)
-        answer, reason, depth = yield from converse(PLANNER, prompt, self.max_turns, self._delegate)
+        answer, reason, depth = yield from tags.converse(
+            PLANNER, prompt, self.max_turns, self._delegate
+        )
         yield Done(answer or None, reason, depth)
 
     def _delegate(self, action: ParsedAction, depth: int) -> Steps:
         """A new executor searches for the task of a planner; see `tags.Observe`."""
         if action.action != TASK:
-            return observation(self.style, "retry_planner", self.as_chat_turns), depth
+            return tags.observation(self.style, "retry_planner", self.as_chat_turns), depth
         # An executor sees its task, never the question of the planner.
         prompt = "executor" if self.refinement else "search"
         messages = user_turn(self.style, prompt, task=action.args[0])
-        search = functools.partial(search_passages, self.style, self.top_k, self.as_chat_turns)
-        result, reason, depth = yield from converse(
+        search = functools.partial(tags.search_passages, self.style, self.top_k, self.as_chat_turns)
+        result, reason, depth = yield from tags.converse(
             EXECUTOR, messages, self.max_executor_turns, search, depth
         )
         # The planner sees the result only, which is empty if the executor ended without an answer.
         if not result:
             yield Fault(f"Executor {reason}")
-        return observation(self.style, "result", self.as_chat_turns, result=result), depth
-
-    def _role(
-        self, name: str, parse: functools.partial[ParsedAction], actions: Sequence[str]
-    ) -> Role:
-        sampling = Sampling(self.temperature, self.top_p, self.max_tokens)
-        return Role(
-            name,
-            parse,
-            sampling,
-            stop_strings=stop_strings(actions),
-            as_chat_turns=self.as_chat_turns,
-            reads_thoughts=True,
-            action_regex=turn_regex(actions, EXECUTOR_NOTES if name == EXECUTOR else (THINK,)),
-        )
+        return tags.observation(self.style, "result", self.as_chat_turns, result=result), depth

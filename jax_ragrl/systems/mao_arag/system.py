@@ -12,20 +12,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.system import Fault, Steps, StrategyChoice, all_of
-from jax_ragrl.systems.mao_arag.workflows import (
-    AG,
-    DS,
-    EXECUTORS,
-    PLANNER,
-    QDP,
-    QDS,
-    QR,
-    SUB_PLANNER,
-    R,
-    parse_plan,
-    plan_regex,
-    render_plan,
-)
+from jax_ragrl.systems.mao_arag import workflows
+from jax_ragrl.systems.mao_arag.workflows import AG, DS, EXECUTORS, PLANNER, QDP, QDS, QR, R
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Passage, Question, Sampling
 
@@ -142,16 +130,12 @@ class MAOARAG:
             "select_needs_search": self.select_needs_search,
             "executors": self.executors,
         }
-        sampling = Sampling(self.temperature, 1.0, self.max_tokens)
-        return {
-            name: Role(
-                name,
-                functools.partial(parse_plan, first=name == PLANNER, **choices),
-                sampling,
-                action_regex=plan_regex(first=name == PLANNER, **choices),
-            )
-            for name in (PLANNER, SUB_PLANNER)
-        }
+        sampling, roles = Sampling(self.temperature, 1.0, self.max_tokens), {}
+        for name in (PLANNER, workflows.SUB_PLANNER):
+            parse = functools.partial(workflows.parse_plan, first=name == PLANNER, **choices)
+            regex = workflows.plan_regex(first=name == PLANNER, **choices)
+            roles[name] = Role(name, parse, sampling, action_regex=regex)
+        return roles
 
     def steps(self, question: Question) -> Steps:
         """Carries out the workflow of the question, or those of its sub-questions."""
@@ -167,7 +151,7 @@ class MAOARAG:
                     if reply.valid:
                         item.turn, item.todo = turns, steps_of(reply.args)
                     if reply.valid and not strategy:
-                        strategy = render_plan(reply.args)
+                        strategy = workflows.render_plan(reply.args)
                         yield StrategyChoice(strategy)
                     turns += 1
                     continue
@@ -210,18 +194,15 @@ class MAOARAG:
         if step == R:
             return Search(item.query or item.text, self.top_k, turn=item.turn)
         # The grammar of later planner calls has no decomposition.
-        planner = SUB_PLANNER if strategy else PLANNER
+        planner = workflows.SUB_PLANNER if strategy else PLANNER
         executor = PURPOSES.get(step, "") if step != AG or item.documents else "answer_direct"
         name = planner if step == PLAN else executor
         # Answered sub-questions are shown as numbered pairs, like documents.
         pairs = [Passage("", part.text, part.answer or "") for part in answered(items)]
-        messages = user_turn(
-            self.style,
-            name,
-            question=item.text,
-            documents=format_passages(self.style, item.documents),
-            answers=format_passages(self.style, pairs, form="pair"),
-        )
+        answers = format_passages(self.style, pairs, form="pair")
+        documents = format_passages(self.style, item.documents)
+        values = {"question": item.text, "documents": documents, "answers": answers}
+        messages = user_turn(self.style, name, **values)
         if step == PLAN:
             return Generate(name, messages, turns + 1)
         request = LLMRequest(name, messages, Sampling(0.0, 1.0, self.reply_tokens))

@@ -140,43 +140,25 @@ class MMOARAG:
         """The roles of the modules that are on, which share one policy."""
         sampling = functools.partial(Sampling, self.temperature, self.top_p)
         selection = functools.partial(parse_selection, word=self.document_word)
+        # The mask admits numbers with as many digits as the last document has. One token may join
+        # neighboring pieces of a selection: some tokenizers have one for `,Document`.
+        word, digits = re.escape(self.document_word), f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
+        mask = f",|,?{word}(?:{digits})?|{digits},?"
+        ordered = selection_regex(self.document_word, self.top_k)
+        tokens = sampling(self.rewriter_max_tokens)
+        roles = {"QR": Role(REWRITER, parse_queries, tokens, action_regex=QUERIES)}
         tokens = sampling(self.selector_max_tokens)
-        roles = {
-            "QR": Role(
-                REWRITER,
-                parse_queries,
-                sampling(self.rewriter_max_tokens),
-                action_regex=QUERIES,
-            ),
-            "S": Role(
-                SELECTOR,
-                selection,
-                tokens,
-                allowed_token_regex=self._selection_mask(),
-                action_regex=selection_regex(self.document_word, self.top_k),
-            ),
-            "G": Role(
-                GENERATOR,
-                parse_answer,
-                sampling(self.generator_max_tokens),
-                action_regex=ANSWER,
-            ),
-        }
+        roles["S"] = Role(
+            SELECTOR, selection, tokens, allowed_token_regex=mask, action_regex=ordered
+        )
+        tokens = sampling(self.generator_max_tokens)
+        roles["G"] = Role(GENERATOR, parse_answer, tokens, action_regex=ANSWER)
         active = self.modules.split("+")
         return {role.name: role for module, role in roles.items() if module in active}
 
-    def _selection_mask(self) -> str:
-        """Returns the regular expression of the tokens that the selector may write."""
-        # The mask admits numbers with as many digits as the last document has. One token may join
-        # neighboring pieces of a selection: some tokenizers have one for `,Document`.
-        word = re.escape(self.document_word)
-        digits = f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
-        return f",|,?{word}(?:{digits})?|{digits},?"
-
     def steps(self, question: Question) -> Steps:
         """Rewrites the question, searches for all queries at once, selects passages, answers."""
-        roles = self.roles
-        depth = 1  # modules that are off do not count as levels
+        roles, depth = self.roles, 1  # modules that are off do not count as levels
         queries: tuple[str, ...] = (question.text,)
         if REWRITER in roles:
             rewriting = yield Generate(REWRITER, self._messages("rewriter", question, ()), depth)
@@ -184,8 +166,7 @@ class MMOARAG:
             queries = rewriting.args or queries  # without usable queries: the question
         # `allocation` drops queries without passages, which are the last ones.
         counts = allocation(len(queries), self.top_k)
-        searches = [Search(q, k) for q, k in zip(queries, counts, strict=False)]
-        results = yield from all_of(searches)
+        results = yield from all_of([Search(q, k) for q, k in zip(queries, counts, strict=False)])
         documents = tuple(passage for hits in results for passage in hits.passages)
         reason = "answered"
         yield Shown(documents)

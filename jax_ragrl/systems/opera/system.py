@@ -10,17 +10,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.system import Fault, Shown, Steps
-from jax_ragrl.systems.opera.grammar import (
-    ANALYSIS,
-    PLAN,
-    REWRITE,
-    YES,
-    Step,
-    fill_placeholders,
-    parse_analysis,
-    parse_plan,
-    parse_rewrite,
-)
+from jax_ragrl.systems.opera import grammar
+from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE, YES, Step, fill_placeholders
 from jax_ragrl.systems.opera.rewards import SubGoal
 from jax_ragrl.systems.opera.strict import strict_grammars
 from jax_ragrl.text.prompts import format_passages, user_turn
@@ -64,21 +55,16 @@ class Opera:
     @property
     def roles(self) -> Mapping[str, Role]:
         """Plan, analysis and rewrite in the order of training, without roles that are off."""
-        parsers = {PLAN: parse_plan, ANALYSIS: parse_analysis, REWRITE: parse_rewrite}
+        parsers = (grammar.parse_plan, grammar.parse_analysis, grammar.parse_rewrite)
         # A role with a limit of 0 is off.
         uses = {PLAN: self.max_plan_steps, ANALYSIS: 1, REWRITE: self.max_rewrites}
-        regexes = strict_grammars(self.max_plan_steps)
-        return {
-            name: Role(
-                name,
-                parse,
-                Sampling(self.temperature, 1.0, tokens),
-                policy="policy" if self.shared_policy else name,
-                action_regex=regexes[name],
-            )
-            for (name, parse), tokens in zip(parsers.items(), self.max_tokens, strict=True)
-            if uses[name]
-        }
+        regexes, roles = strict_grammars(self.max_plan_steps), {}
+        for name, parse, tokens in zip(ROLES, parsers, self.max_tokens, strict=True):
+            sampling = Sampling(self.temperature, 1.0, tokens)
+            policy = "policy" if self.shared_policy else name
+            if uses[name]:
+                roles[name] = Role(name, parse, sampling, policy, action_regex=regexes[name])
+        return roles
 
     def steps(self, question: Question) -> Steps:
         """Plans, then searches, analyses and rewrites for each sub-goal; the last answer counts."""
