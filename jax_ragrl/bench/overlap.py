@@ -1,7 +1,7 @@
 """Measures how far stale and early rollouts hide the language model: seconds of a step.
 
 The same config trains with fresh rollouts (`run.staleness` 0), with stale ones (1), with early
-ones, which have no lockstep (`rollout.scheduler`), and with both. Its language model sleeps per
+ones, which have no lockstep (`rollout.collect`), and with both. Its language model sleeps per
 request. The seconds of the fresh steps give the critical path in lockstep, the least time of a step
 on one set of devices, which serve one program after another:
 

@@ -1,15 +1,19 @@
-"""Branches of a rollout in progress, and the effects that they wait for."""
+"""Branches of a rollout in progress, and the nodes that they add to the forest."""
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.rollout.effects import Effect
-from jax_ragrl.rollout.system import Execution
-from jax_ragrl.rollout.tree import NO_PARENT, Action, Call
+from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
+from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action, parse_action
+from jax_ragrl.rollout.system import Execution, Reply, System
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Record, reorder
 from jax_ragrl.types import Hits, Question
 
 # The reply to one effect: `Generate`, `CallLLM`, `Search`, a search that failed, `Done`.
@@ -58,13 +62,184 @@ class Branch(NamedTuple):
         return zlib.crc32(repr(name).encode())
 
 
-class PendingEffect(NamedTuple):
-    """One effect of one live branch; `slot` is its index among the effects of the branch."""
+@dataclasses.dataclass
+class Nodes:
+    """The nodes of the rollouts of a batch, in progress.
 
-    branch: Branch
-    slot: int
-    effect: Effect
+    Fields:
+      system, expander, questions: the arguments of `collect`.
+      count: the number of tokens of a text.
+      records: the nodes so far.
+      places: the place of the branch of each node.
+      failures: error messages by the index of the question whose environment failed.
+    """
 
+    system: System
+    expander: Expander
+    questions: tuple[Question, ...]
+    count: Callable[[str], int]
+    records: list[Record] = dataclasses.field(default_factory=list)
+    places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    failures: dict[int, str] = dataclasses.field(default_factory=dict)
 
-# Performs effects of one kind; returns a reply per effect.
-BatchedCall = Callable[[Sequence[PendingEffect]], Sequence[EffectReply]]
+    def sort(self) -> None:
+        """Sorts the nodes by round and by place, in whatever order their branches advanced."""
+        order = range(len(self.records))
+        self.records = reorder(
+            self.records, sorted(order, key=lambda n: (self.records[n].round, self.places[n]))
+        )
+
+    def advance(self, branch: Branch, replies: Sequence[EffectReply]) -> list[Branch]:
+        """Adds the nodes of the replies to all effects of a branch; returns what follows it."""
+        flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
+        if errors := [reply for reply in flat if isinstance(reply, EffectError)]:
+            self.failures[branch.question] = str(errors[-1])
+            return []
+        # Calls count for all branches that follow, also if the samples of a call branch the state.
+        branch = branch._replace(calls=branch.calls + self._calls(branch, replies))
+        # The passages of a search belong to the action before it.
+        hits = [reply for reply in replies if isinstance(reply, Hits)]
+        if hits and branch.nodes:
+            self.records[branch.parent].passages = tuple(p for h in hits for p in h.passages)
+        if not branch.is_followed:
+            return []
+        match branch.execution.effects:
+            case (Done() as done,):
+                self._add(
+                    branch,
+                    role=LEAF,
+                    depth=done.depth,
+                    calls=branch.calls,
+                    answer=done.answer,
+                    finish_reason=done.finish_reason,
+                    state=branch.execution.state,
+                )
+                following = []
+            case (Generate() as generate,):
+                following = self._expand(branch, generate, cast(Sequence[Action], replies[0]))
+            case (Search(),):
+                execution = branch.execution.advance(cast(Hits, replies[0]))
+                following = [branch._replace(execution=execution)]
+            case (CallLLM(),):
+                texts = cast(Sequence[str], replies[0])
+                # Equal texts lead to equal states, so they are one branch.
+                following = [
+                    branch._replace(
+                        execution=branch.execution.advance(str(text)),  # without its costs
+                        path=(*branch.path, i) if len(texts) > 1 else branch.path,
+                    )
+                    for i, text in enumerate(dict.fromkeys(texts))
+                ]
+            case _:
+                following = [self._advance_jointly(branch, replies)]
+        return [b._replace(place=(*branch.place, i)) for i, b in enumerate(following)]
+
+    def _expand(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
+        """Adds one node per distinct action and returns the branches to continue with."""
+        # 1. One node per action; identical siblings are one node with a multiplicity.
+        own: dict[tuple[int, ...], Branch] = {}
+        for i, action in enumerate(actions):
+            if action.ids in own:
+                self.records[own[action.ids].parent].multiplicity += 1
+                continue
+            child, parsed = self._add_action(
+                branch._replace(path=(*branch.path, i)), effect, action
+            )
+            execution = branch.execution.advance(parsed)
+            self.records[child.parent].state = execution.state
+            own[action.ids] = child._replace(execution=execution)
+        # 2. The rollout continues with all of them, or with the first `follow` after `skip`.
+        branching = self.expander(effect, self.questions[branch.question].text)
+        if branching.follow is None:
+            return [*own.values()]
+        distinct = dict.fromkeys(action.ids for action in actions[branching.skip :])
+        first_ids = {*list(distinct)[: branching.follow]}
+        # 3. The searches of the others may still be made, for rewards that read the passages.
+        rest = [b._replace(is_followed=False) for ids, b in own.items() if ids not in first_ids]
+        searching = [
+            b
+            for b in rest
+            if branching.peek and all(isinstance(e, Search) for e in b.execution.effects)
+        ]
+        return [b for ids, b in own.items() if ids in first_ids] + searching
+
+    def _advance_jointly(self, branch: Branch, replies: Sequence[EffectReply]) -> Branch:
+        """Returns the branch after several concurrent effects; their actions form a chain."""
+        chain, nodes, values = branch, list[int](), list[Reply]()
+        for effect, reply in zip(branch.execution.effects, replies, strict=True):
+            if isinstance(effect, Search):
+                values.append(cast(Hits, reply))
+                continue
+            several = cast(Sequence[Any], reply)
+            if len(several) != 1:
+                raise ValueError(
+                    f"{len(several)} replies to one of several effects: only one can be used"
+                )
+            if isinstance(effect, Generate):
+                chain, parsed = self._add_action(chain, effect, several[0])
+                nodes.append(chain.parent)
+                values.append(parsed)
+            else:
+                values.append(str(several[0]))
+        execution = branch.execution.advance(tuple(values))
+        for node in nodes:
+            self.records[node].state = execution.state
+        # The path grows by one level, as after a single action, so that later seeds differ.
+        return chain._replace(execution=execution, path=(*branch.path, 0) if nodes else branch.path)
+
+    def _add_action(
+        self, branch: Branch, effect: Generate, action: Action
+    ) -> tuple[Branch, ParsedAction]:
+        """Adds an action; returns the branch that ends with its node, and its parse."""
+        # An action that could not be sampled has no text to parse.
+        if action.error:
+            parsed = invalid_action(action.error)._replace(text=action.text)
+        else:
+            parsed = parse_action(self.system.roles[effect.role], action.text)
+        parsed = parsed._replace(ids=action.ids)
+        node = self._add(
+            branch,
+            role=effect.role,
+            depth=effect.depth,
+            action=action,
+            is_forced=action.logps is None,  # only sampled actions have log-probabilities
+            parsed=parsed,
+        )
+        return branch._replace(parent=node, nodes=(*branch.nodes, node)), parsed
+
+    def _add(self, branch: Branch, **fields: Any) -> int:
+        """Adds a node after the latest one of a branch; returns its number."""
+        record = Record(
+            parent=branch.parent,
+            question=branch.question,
+            path=branch.path,
+            round=branch.round,
+            **fields,
+        )
+        self.records.append(record)
+        self.places.append(branch.place)
+        return len(self.records) - 1
+
+    def _calls(self, branch: Branch, replies: Sequence[EffectReply]) -> tuple[Call, ...]:
+        """Returns the calls to the environment that the effects of a branch made."""
+        calls = []
+        for effect, reply in zip(branch.execution.effects, replies, strict=True):
+            if not isinstance(effect, Search | CallLLM):
+                continue
+            # A negative index is the latest action, so that most systems need not count turns.
+            turn = len(branch.nodes) - 1 if effect.turn < 0 else effect.turn
+            if isinstance(effect, Search):
+                passages = cast(Hits, reply).passages
+                calls.append(Call(SEARCH, turn, branch.round, effect.query, passages=passages))
+                continue
+            request = effect.request
+            for text in cast(Sequence[str], reply):
+                # A server bills by its own counts; for other models `count` does.
+                if isinstance(text, MeteredReply):
+                    counts = text.prompt_tokens, text.completion_tokens
+                else:
+                    prompt_tokens = sum(self.count(m.content) for m in request.messages)
+                    counts = prompt_tokens, self.count(text)
+                last = request.messages[-1].content
+                calls.append(Call(request.purpose, turn, branch.round, last, str(text), *counts))
+        return tuple(calls)

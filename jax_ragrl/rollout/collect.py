@@ -1,7 +1,7 @@
 r"""The rollout loop, the only code that performs effects: questions in, a forest out.
 
-A round asks every live branch of every question for its effects, performs them in one batched
-call per kind, and advances the branches:
+Every live branch of every question is asked for its effects. They are performed in one batched call
+per kind, and the branches advance:
 
     branches            a                    b                    c                   d
     effects          Generate             Search              CallLLM               Done
@@ -14,11 +14,20 @@ call per kind, and advances the branches:
                     \         \              |                   /
                      ------------- branches of the next round --
 
-The three calls run concurrently, see `rollout.scheduler`. The result of a branch never depends on
-the other branches in the batch.
+The three calls run concurrently, from one queue per kind of effect:
 
-A branch that waits for several effects gets all replies together, in the order of its effects. Its
-actions become a chain of nodes: the first action is the parent of the second.
+    Generate    one batched call or stream at a time, in this thread
+    Search      one batched call at a time, in a worker
+    CallLLM     with lockstep one batched call; otherwise one call per effect, each in a worker
+
+In lockstep all branches wait for each other in every round. Without it a slow reply of the language
+model delays its own branch alone, and with slots (`shapes.decode_rows`) an action whose branch
+continues takes the next free slots of the running sampler. Seeds and the order of nodes, and so the
+forest, are equal: the result of a branch never depends on the other branches in the batch. But the
+speed of servers then decides which actions share a batch, and programs of other shapes round
+differently: a resumed run equals an undisturbed one up to rounding errors.
+
+`rollout.branches` has the other half of the story: the nodes and branches that replies lead to.
 """
 
 from __future__ import annotations
@@ -26,38 +35,30 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+import functools
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM, MeteredReply, without_thoughts
+from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.llm.judge import judge_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
-from jax_ragrl.rollout.branches import (
-    BatchedCall,
-    Branch,
-    EffectReply,
-    PendingEffect,
-)
+from jax_ragrl.rollout.branches import Branch, EffectReply, Nodes
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
-from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action, parse_action
-from jax_ragrl.rollout.scheduler import run_branches
-from jax_ragrl.rollout.system import Execution, Reply, State, System
-from jax_ragrl.rollout.tree import (
-    LEAF,
-    SEARCH,
-    Action,
-    Call,
-    Forest,
-    Record,
-    build_forest,
-    reorder,
-)
+from jax_ragrl.rollout.roles import Role
+from jax_ragrl.rollout.system import Execution, State, System
+from jax_ragrl.rollout.tree import Action, Forest, build_forest
 from jax_ragrl.rollout.waiting import DEVICE, LLM, RETRIEVER, WaitingTimes
+from jax_ragrl.runtime import progress
 from jax_ragrl.runtime.dispatch import is_on_device
-from jax_ragrl.types import Hits, LLMRequest, Message, Question
+from jax_ragrl.types import Hits, Message, Question
+
+# Threads that call the language model; further calls wait. Clients of servers have lower limits.
+WORKERS = 512
 
 
 def count_words(text: str) -> int:
@@ -144,7 +145,7 @@ def collect(
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: independent copies of every question's rollout, which are never merged (groups).
       copies: per question the numbers of the copies to roll out; None: all.
-      lockstep: whether all branches wait for each other in every round, see `rollout.scheduler`.
+      lockstep: whether all branches wait for each other in every round, see the top of this file.
 
     Returns:
       The forest. `Recipe.reward` computes its rewards.
@@ -158,125 +159,252 @@ def collect(
         live += [Branch(Execution(system, question), i, path=path) for path in paths]
         repeats[question.id] += 1
     live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
-    rollout = BatchRollout(system, expander, tuple(questions), environment, seed)
-    run_branches(rollout, live, lockstep=lockstep)
-    rollout.sort_records()
+    nodes = Nodes(system, expander, tuple(questions), functools.cache(environment.count))
+    Scheduler(nodes, environment, seed, lockstep=lockstep).run(live)
+    nodes.sort()
     if environment.judge is not None:
-        rollout.grade(environment.judge)
-    return build_forest(questions, rollout.records, rollout.failures)
+        _grade(nodes, environment, environment.judge)
+    return build_forest(questions, nodes.records, nodes.failures)
+
+
+def _grade(nodes: Nodes, environment: Environment, judge: FrozenLLM) -> None:
+    """Sets the verdict of every answer; without one, its question has failed."""
+    # An early answer of a question may exist although a later call of the question failed.
+    leaves = [r for r in nodes.records if r.answer is not None and r.question not in nodes.failures]
+    questions = [nodes.questions[r.question] for r in leaves]
+    with environment.call(judge, LLM):
+        verdicts = judge_answers(judge, questions, [r.answer for r in leaves])
+    for record, verdict in zip(leaves, verdicts, strict=True):
+        if isinstance(verdict, EffectError):
+            message = f"{judge.name} failed to judge an answer: {verdict}"
+            nodes.failures[record.question] = message
+        else:
+            record.verdict = verdict
 
 
 @dataclasses.dataclass
-class BatchRollout:
-    """The rollout of a batch in progress.
+class WaitingBranch:
+    """A branch, the replies to its effects until now, and the number of those that are missing."""
 
-    Fields:
-      system, expander, questions, environment, seed: the arguments of `collect`.
-      records: the nodes so far.
-      places: the place of the branch of each node.
-      failures: error messages by the index of the question whose environment failed.
-      token_counts: the token counts of texts that `environment.count` has measured.
-    """
+    branch: Branch
+    replies: list[EffectReply]
+    missing: int
 
-    system: System
-    expander: Expander
-    questions: tuple[Question, ...]
-    environment: Environment
-    seed: int
-    records: list[Record] = dataclasses.field(default_factory=list)
-    places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
-    failures: dict[int, str] = dataclasses.field(default_factory=dict)
-    token_counts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+class PendingEffect(NamedTuple):
+    """An effect that a branch waits for; `slot` is its index among the effects of the branch."""
+
+    waiting: WaitingBranch
+    slot: int
 
     @property
-    def calls(self) -> dict[type, BatchedCall]:
-        """The batched call of each kind of effect."""
-        return {Generate: self._sample, Search: self._search, CallLLM: self._call_llm}
+    def effect(self) -> Effect:
+        """The effect."""
+        return self.waiting.branch.execution.effects[self.slot]
 
-    def stream_actions(
-        self,
-        pending: Sequence[PendingEffect],
-        arrivals: Callable[[], Sequence[PendingEffect]],
-    ) -> Generator[tuple[int, Sequence[Action]]]:
-        """Samples actions, and further ones that arrive meanwhile if the sampler can.
 
-        Args:
-          pending: the effects that ask for actions.
-          arrivals: returns the effects that have come since its last call.
+class Scheduler:
+    """Performs the effects of branches until all branches have ended.
 
-        Yields:
-          The number of an effect, from 0 in the order of arrival, and its actions.
-        """
-        sampler = self.environment.sampler
-        if not hasattr(sampler, "stream"):
-            yield from enumerate(self._sample(pending))
-            return
-        requests = [self._action_request(p) for p in pending]
-        with self.environment.call(sampler, DEVICE):
-            yield from sampler.stream(
-                requests, lambda: [self._action_request(p) for p in arrivals()]
-            )
+    Args:
+      nodes: the nodes of the batch.
+      environment, seed, lockstep: the arguments of `collect`.
 
-    def sort_records(self) -> None:
-        """Sorts the nodes by round and by place, in whatever order their branches advanced."""
-        order = sorted(
-            range(len(self.records)), key=lambda n: (self.records[n].round, self.places[n])
-        )
-        self.records = reorder(self.records, order)
+    Attributes:
+      queues: the effects that wait for a batched call, by kind.
+      in_workers: the number of calls of each kind that are in a worker.
+      arrivals: the effects of each call that a worker has ended, and its result.
+      ready: the branches that have all their replies.
+      live: the number of branches of each question that have not ended.
+      unfinished: the number of questions with such branches.
+    """
 
-    def grade(self, judge: FrozenLLM) -> None:
-        """Sets the verdict of every answer; without one, its question has failed."""
-        leaves = [r for r in self.records if r.answer is not None]
-        # An early answer of a question may exist although a later call of the question failed.
-        leaves = [r for r in leaves if r.question not in self.failures]
-        questions = [self.questions[r.question] for r in leaves]
-        with self.environment.call(judge, LLM):
-            verdicts = judge_answers(judge, questions, [r.answer for r in leaves])
-        for record, verdict in zip(leaves, verdicts, strict=True):
-            if isinstance(verdict, EffectError):
-                message = f"{judge.name} failed to judge an answer: {verdict}"
-                self.failures[record.question] = message
-            else:
-                record.verdict = verdict
+    def __init__(
+        self, nodes: Nodes, environment: Environment, seed: int, *, lockstep: bool
+    ) -> None:
+        self.nodes, self.environment, self.seed = nodes, environment, seed
+        self.lockstep = lockstep
+        self.calls: dict[type, Callable[[list[PendingEffect]], Sequence[EffectReply]]] = {
+            Generate: self._sample,
+            Search: self._search,
+            CallLLM: self._call_llm,
+        }
+        # A model on the devices runs in the thread of the sampler, after it: devices of a mesh must
+        # start their programs in one order on every host.
+        models = {Search: environment.retriever, CallLLM: environment.llm}
+        self.on_device = [kind for kind, model in models.items() if is_on_device(model)]
+        self.queues: dict[type, list[PendingEffect]] = {kind: [] for kind in self.calls}
+        self.pools: dict[type, ThreadPoolExecutor] = {}
+        self.in_workers = collections.Counter[type]()
+        self.arrivals = queue.SimpleQueue[tuple[list[PendingEffect], Future[Any]]]()
+        self.ready: list[WaitingBranch] = []
+        self.live = collections.Counter[int]()
+        self.unfinished = 0
 
-    def _sample(self, pending: Sequence[PendingEffect]) -> Sequence[Sequence[Action]]:
-        """Samples the actions of some `Generate` in one batched call."""
-        requests = [self._action_request(p) for p in pending]
-        with self.environment.call(self.environment.sampler, DEVICE):
-            return self.environment.sampler.sample(requests)
+    def run(self, live: Sequence[Branch]) -> None:
+        """Rolls out the branches `live`, at the root, and all that follow; adds their nodes."""
+        # Searches have their own thread: they would wait for all calls that came before them.
+        with ThreadPoolExecutor(WORKERS) as callers, ThreadPoolExecutor(1) as searcher:
+            self.pools = {CallLLM: callers, Search: searcher}
+            try:
+                self._ask(live)
+                self.unfinished = len(self.live)
+                while self.ready or self._is_waiting():
+                    self._start_workers()
+                    runs = False
+                    for kind in (Generate, *self.on_device):
+                        if batch := self._take(kind):
+                            runs = True
+                            if kind is Generate and not self.lockstep:
+                                self._stream(batch)
+                            else:
+                                self._reply(batch, self.calls[kind](batch))
+                    self._take_arrivals(wait=not runs and (self.lockstep or not self.ready))
+                    if not self.lockstep or not self._is_waiting():
+                        self._advance()
+            except BaseException:
+                # Calls that have not begun would delay the error.
+                callers.shutdown(wait=False, cancel_futures=True)
+                raise
 
-    def _search(self, pending: Sequence[PendingEffect]) -> Sequence[Hits | EffectError]:
-        """Makes some searches in one batched call; an `EffectError` replaces hits that failed."""
-        searches, retriever = [cast(Search, p.effect) for p in pending], self.environment.retriever
-        try:
-            with self.environment.call(retriever, RETRIEVER):
-                return search_pages(retriever, [(s.query, s.k, s.page) for s in searches])
-        except EffectError as error:
-            return [error] * len(searches)
+    # --- Queues -------------------------------------------------------------------------------
+
+    def _is_waiting(self) -> bool:
+        return any(self.queues.values()) or any(self.in_workers.values())
+
+    def _ask(self, branches: Iterable[Branch]) -> None:
+        """Queues the effects of branches; a failed question costs nothing more."""
+        for branch in branches:
+            if branch.question in self.nodes.failures:
+                continue
+            self.live[branch.question] += 1
+            effects = branch.execution.effects
+            waits = [slot for slot, effect in enumerate(effects) if not isinstance(effect, Done)]
+            waiting = WaitingBranch(branch, [None] * len(effects), len(waits))
+            for slot in waits:
+                self.queues[type(effects[slot])].append(PendingEffect(waiting, slot))
+            if not waits:
+                self.ready.append(waiting)
+
+    def _take(self, kind: type) -> list[PendingEffect]:
+        """Takes the effects of a kind that wait; effects of failed questions are dropped."""
+        batch, self.queues[kind] = self.queues[kind], []
+        return [p for p in batch if p.waiting.branch.question not in self.nodes.failures]
+
+    def _start_workers(self) -> None:
+        """Starts the calls that the devices do not perform."""
+
+        def submit(kind: type, batch: list[PendingEffect]) -> None:
+            if batch:
+                self.in_workers[kind] += 1
+                call = self.pools[kind].submit(self.calls[kind], batch)
+                call.add_done_callback(lambda done: self.arrivals.put((batch, done)))
+
+        if CallLLM not in self.on_device:
+            batch = self._take(CallLLM)
+            for part in [batch] if self.lockstep else [[pending] for pending in batch]:
+                submit(CallLLM, part)
+        # A retriever need not accept concurrent calls.
+        if Search not in self.on_device and not self.in_workers[Search]:
+            submit(Search, self._take(Search))
+
+    def _take_arrivals(self, *, wait: bool) -> None:
+        """Takes the replies that have arrived; with `wait`, of at least one call."""
+        while any(self.in_workers.values()) and (wait or not self.arrivals.empty()):
+            batch, call = self.arrivals.get()
+            self.in_workers[type(batch[0].effect)] -= 1
+            self._reply(batch, call.result())
+            wait = False
+
+    def _reply(self, batch: Sequence[PendingEffect], replies: Sequence[EffectReply]) -> None:
+        for (waiting, slot), reply in zip(batch, replies, strict=True):
+            waiting.replies[slot] = reply
+            waiting.missing -= 1
+            if not waiting.missing:
+                self.ready.append(waiting)
+        if not self.lockstep:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Advances the branches that are ready, and without lockstep those that they lead to."""
+        while self.ready:
+            batch = sorted(self.ready, key=lambda waiting: waiting.branch.place)
+            self.ready.clear()
+            for waiting in batch:
+                self._ask(self.nodes.advance(waiting.branch, waiting.replies))
+                self.live[waiting.branch.question] -= 1
+            live = {n for n, count in self.live.items() if count}
+            unfinished = len(live - self.nodes.failures.keys())
+            progress.advance("question", self.unfinished - unfinished)
+            self.unfinished = unfinished
+            if self.lockstep:
+                return
+
+    # --- Calls --------------------------------------------------------------------------------
 
     def _seed(self, pending: PendingEffect) -> int:
-        question = self.questions[pending.branch.question]
-        return pending.branch.seed(self.seed, question, pending.slot)
+        branch = pending.waiting.branch
+        return branch.seed(self.seed, self.nodes.questions[branch.question], pending.slot)
 
     def _action_request(self, pending: PendingEffect) -> ActionRequest:
-        branch, effect = pending.branch, cast(Generate, pending.effect)
-        question = self.questions[branch.question]
+        branch, effect = pending.waiting.branch, cast(Generate, pending.effect)
+        question = self.nodes.questions[branch.question]
         return ActionRequest(
-            role=self.system.roles[effect.role],
+            role=self.nodes.system.roles[effect.role],
             messages=effect.messages,
-            branching=self.expander(effect, question.text),
+            branching=self.nodes.expander(effect, question.text),
             seed=self._seed(pending),
             history=effect.history,
             question=question,
             state=branch.execution.state,
         )
 
-    def _call_llm(self, pending: Sequence[PendingEffect]) -> list[Sequence[str | EffectError]]:
+    def _sample(self, batch: Sequence[PendingEffect]) -> Sequence[Sequence[Action]]:
+        """Samples the actions of some `Generate` in one batched call."""
+        requests = [self._action_request(p) for p in batch]
+        with self.environment.call(self.environment.sampler, DEVICE):
+            return self.environment.sampler.sample(requests)
+
+    def _stream(self, batch: list[PendingEffect]) -> None:
+        """Samples actions, and those that arrive meanwhile if the sampler can."""
+        sampler: Any = self.environment.sampler
+        if not hasattr(sampler, "stream"):
+            self._reply(batch, self._sample(batch))
+            return
+
+        def arrivals() -> list[ActionRequest]:
+            self._start_workers()
+            self._take_arrivals(wait=False)
+            # Other models on the devices have their turn when the actions in the slots have ended.
+            if any(self.queues[kind] for kind in self.on_device):
+                return []
+            further = self._take(Generate)
+            batch.extend(further)
+            return [self._action_request(p) for p in further]
+
+        requests = [self._action_request(p) for p in batch]
+        with (
+            self.environment.call(sampler, DEVICE),
+            contextlib.closing(sampler.stream(requests, arrivals)) as actions,
+        ):
+            for number, action in actions:
+                self._reply([batch[number]], [action])
+
+    def _search(self, batch: Sequence[PendingEffect]) -> Sequence[Hits | EffectError]:
+        """Makes some searches in one batched call; an `EffectError` replaces hits that failed."""
+        searches, retriever = [cast(Search, p.effect) for p in batch], self.environment.retriever
+        try:
+            with self.environment.call(retriever, RETRIEVER):
+                return search_pages(retriever, [(s.query, s.k, s.page) for s in searches])
+        except EffectError as error:
+            return [error] * len(searches)
+
+    def _call_llm(self, batch: Sequence[PendingEffect]) -> list[Sequence[str | EffectError]]:
         """Makes all samples of some `CallLLM`, each with its seed, in one batched call.
 
         An `EffectError` takes the place of a reply that failed.
         """
-        calls = [(cast(CallLLM, p.effect), self._seed(p)) for p in pending]
+        calls = [(cast(CallLLM, p.effect), self._seed(p)) for p in batch]
         requests = [
             effect.request._replace(seed=seed + i)
             for effect, seed in calls
@@ -291,200 +419,3 @@ class BatchRollout:
             replies = [error] * len(requests)
         rest = iter(replies)
         return [[next(rest) for _ in range(effect.samples)] for effect, _ in calls]
-
-    def advance(
-        self, branch: Branch, effects: tuple[Effect, ...], replies: list[EffectReply]
-    ) -> list[Branch]:
-        """Returns the branches that follow a branch.
-
-        Args:
-          branch: the branch.
-          effects: all effects that it waits for.
-          replies: one per effect.
-        """
-        following = self._advance(branch, effects, replies)
-        self.places += [branch.place] * (len(self.records) - len(self.places))
-        return [b._replace(place=(*branch.place, i)) for i, b in enumerate(following)]
-
-    def _advance(
-        self, branch: Branch, effects: tuple[Effect, ...], replies: list[EffectReply]
-    ) -> list[Branch]:
-        if errors := _errors(replies):
-            self.failures[branch.question] = str(errors[-1])
-            return []
-        # Calls count for all branches that follow, also if the samples of a call branch the state.
-        branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
-        self._record_passages(branch, replies)
-        if not branch.is_followed:
-            return []
-        if len(effects) > 1:
-            return [self._advance_jointly(branch, effects, replies)]
-        match effects[0]:
-            case Done() as done:
-                self.records.append(self._leaf(branch, done))
-                return []
-            case Generate() as generate:
-                return self._expand(branch, generate, cast(Sequence[Action], replies[0]))
-            case Search():
-                return [branch._replace(execution=branch.execution.advance(cast(Hits, replies[0])))]
-            case CallLLM():
-                return self._branch_on_texts(branch, cast(Sequence[str], replies[0]))
-
-    def _expand(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
-        """Adds one node per distinct action and returns the branches to continue with."""
-        # 1. One node per action; identical siblings are one node with a multiplicity.
-        own: dict[tuple[int, ...], Branch] = {}
-        for i, action in enumerate(actions):
-            if action.ids in own:
-                self.records[own[action.ids].parent].multiplicity += 1
-                continue
-            child = branch._replace(path=(*branch.path, i))
-            child, parsed = self._add_node(child, effect, action)
-            execution = branch.execution.advance(parsed)
-            self.records[child.parent].state = execution.state
-            own[action.ids] = child._replace(execution=execution)
-        # 2. The rollout continues with all of them, or with the first `follow` after `skip`.
-        branching = self.expander(effect, self.questions[branch.question].text)
-        if branching.follow is None:
-            return [*own.values()]
-        distinct = dict.fromkeys(action.ids for action in actions[branching.skip :])
-        first_ids = {*list(distinct)[: branching.follow]}
-        # 3. The searches of the others may still be made, for rewards that read the passages.
-        rest = [b._replace(is_followed=False) for ids, b in own.items() if ids not in first_ids]
-        searching = [
-            b
-            for b in rest
-            if branching.peek and all(isinstance(e, Search) for e in b.execution.effects)
-        ]
-        return [b for ids, b in own.items() if ids in first_ids] + searching
-
-    def _record_passages(self, branch: Branch, replies: Sequence[EffectReply]) -> None:
-        """Stores the passages of a search at the action before it."""
-        hits = [reply for reply in replies if isinstance(reply, Hits)]
-        if hits and branch.nodes:
-            self.records[branch.parent].passages = tuple(p for h in hits for p in h.passages)
-
-    def _add_node(
-        self, branch: Branch, effect: Generate, action: Action
-    ) -> tuple[Branch, ParsedAction]:
-        """Records an action; returns the branch that ends with its node, and its parse."""
-        role = self.system.roles[effect.role]
-        # An action that could not be sampled has no text to parse.
-        if action.error:
-            parsed = invalid_action(action.error)._replace(text=action.text)
-        else:
-            parsed = parse_action(role, action.text)
-        parsed = parsed._replace(ids=action.ids)
-        self.records.append(
-            Record(
-                parent=branch.parent,
-                question=branch.question,
-                role=effect.role,
-                depth=effect.depth,
-                path=branch.path,
-                action=action,
-                is_forced=action.logps is None,  # only sampled actions have log-probabilities
-                parsed=parsed,
-                round=branch.round,
-            )
-        )
-        node = len(self.records) - 1
-        return branch._replace(parent=node, nodes=(*branch.nodes, node)), parsed
-
-    def _advance_jointly(
-        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[EffectReply]
-    ) -> Branch:
-        """Returns the branch after several concurrent effects; their actions form a chain."""
-        chain, nodes, values = branch, list[int](), list[Reply]()
-        for effect, reply in zip(effects, replies, strict=True):
-            if isinstance(effect, Generate):
-                chain, parsed = self._add_node(chain, effect, _single(reply))
-                nodes.append(chain.parent)
-                values.append(parsed)
-            else:
-                is_search = isinstance(effect, Search)
-                values.append(cast(Hits, reply) if is_search else str(_single(reply)))
-        execution = branch.execution.advance(tuple(values))
-        for node in nodes:
-            self.records[node].state = execution.state
-        # The path grows by one level, as after a single action, so that later seeds differ.
-        return chain._replace(execution=execution, path=(*branch.path, 0) if nodes else branch.path)
-
-    def _branch_on_texts(self, branch: Branch, texts: Sequence[str]) -> list[Branch]:
-        """Returns one branch per distinct text of the language model."""
-        # Equal texts lead to equal states, so they are one branch.
-        distinct = list(dict.fromkeys(texts))
-        return [
-            branch._replace(
-                execution=branch.execution.advance(str(text)),  # without its costs
-                path=(*branch.path, i) if len(texts) > 1 else branch.path,
-            )
-            for i, text in enumerate(distinct)
-        ]
-
-    def _calls(
-        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[EffectReply]
-    ) -> tuple[Call, ...]:
-        """Returns the calls to the environment that the effects of one round made."""
-        latest, calls = len(branch.nodes) - 1, []
-        for effect, reply in zip(effects, replies, strict=True):
-            # A negative index is the latest action, so that most systems need not count turns.
-            if isinstance(effect, Search):
-                turn = latest if effect.turn < 0 else effect.turn
-                passages = cast(Hits, reply).passages
-                calls.append(Call(SEARCH, turn, branch.round, effect.query, passages=passages))
-            elif isinstance(effect, CallLLM):
-                turn = latest if effect.turn < 0 else effect.turn
-                texts, request = cast(Sequence[str], reply), effect.request
-                calls += [self._llm_call(request, turn, branch.round, text) for text in texts]
-        return tuple(calls)
-
-    def _llm_call(self, request: LLMRequest, turn: int, round_: int, reply: str) -> Call:
-        # A server bills by its own counts; for other models the policy's tokenizer counts.
-        if isinstance(reply, MeteredReply):
-            prompt_tokens, completion_tokens = reply.prompt_tokens, reply.completion_tokens
-        else:
-            prompt_tokens = sum(self._count_tokens(m.content) for m in request.messages)
-            completion_tokens = self._count_tokens(reply)
-        return Call(
-            purpose=request.purpose,
-            turn=turn,
-            round=round_,
-            request=request.messages[-1].content,
-            reply=str(reply),
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-        )
-
-    def _count_tokens(self, text: str) -> int:
-        """Returns the number of tokens of a text; each distinct text is counted once."""
-        if text not in self.token_counts:
-            self.token_counts[text] = self.environment.count(text)
-        return self.token_counts[text]
-
-    def _leaf(self, branch: Branch, done: Done) -> Record:
-        return Record(
-            parent=branch.parent,
-            question=branch.question,
-            role=LEAF,
-            depth=done.depth,
-            path=branch.path,
-            round=branch.round,
-            calls=branch.calls,
-            answer=done.answer,
-            finish_reason=done.finish_reason,
-            state=branch.execution.state,
-        )
-
-
-def _single(replies: Any) -> Any:
-    """Returns the single reply of an effect that is concurrent with others."""
-    if len(replies) != 1:
-        raise ValueError(f"{len(replies)} replies to one of several effects: only one can be used")
-    return replies[0]
-
-
-def _errors(replies: Sequence[EffectReply]) -> list[EffectError]:
-    """Returns the errors among the replies and, of replies that are lists, among their elements."""
-    flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
-    return [reply for reply in flat if isinstance(reply, EffectError)]

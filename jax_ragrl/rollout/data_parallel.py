@@ -38,11 +38,8 @@ def data_parallel_rollout(
 
 
 def shard_rollout(questions: Sequence[Question], roll_out: RollOut, rollouts: int = 1) -> Forest:
-    """Rolls out the shard of this process, without a message to another one.
-
-    Args:
-      questions, roll_out, rollouts: as in `data_parallel_rollout`.
-    """
+    """Rolls out the shard of this process (the arguments of `data_parallel_rollout`), without a
+    message to another one."""
     own = shard_questions(questions, jax.process_count(), rollouts)[jax.process_index()]
     return roll_out([questions[i] for i in own], [*own.values()])
 
@@ -53,8 +50,9 @@ def gather_shards(
     """Returns the forest of all questions on each process, from the shards (a collective).
 
     Args:
-      questions, rollouts: as in `data_parallel_rollout`.
+      questions: the batch.
       shard: returns the result of `shard_rollout`; its error is raised on all processes.
+      rollouts: rollouts per question.
     """
     forests = all_gather_object(shard)
     if len(forests) == 1:
@@ -96,7 +94,7 @@ def merge_shards(
       shards: the questions and rollouts of each shard, see `shard_questions`.
       forests: the forest of each shard.
     """
-    # 1. Concatenate the records, with parents and questions renumbered.
+    # Parents and questions are renumbered.
     records, failures = list[Record](), dict[int, str]()
     for shard, forest in zip(shards, forests, strict=True):
         indices, first = [*shard], len(records)
@@ -106,11 +104,7 @@ def merge_shards(
             records.append(dataclasses.replace(record, parent=parent, question=question))
         messages = zip(forest.failed_questions, forest.failures, strict=True)
         failures |= {indices[i]: message for i, message in messages}
-
-    # 2. Sort them as one `collect` records them: by round, question and path. The sort is stable,
-    #    so the order of nodes with one path stays.
-    def place(n: int) -> tuple[int, int, tuple[int, ...]]:
-        return records[n].round, records[n].question, records[n].path
-
-    order = sorted(range(len(records)), key=place)
+    # The order of one `collect`. The sort is stable, so the order of nodes with one path stays.
+    places = [(r.round, r.question, r.path) for r in records]
+    order = sorted(range(len(records)), key=places.__getitem__)
     return build_forest(questions, reorder(records, order), failures)

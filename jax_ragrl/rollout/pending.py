@@ -51,14 +51,13 @@ class PendingActions:
         """
         job, _ = self.jobs.pop(number)
         prefix = job.ids[len(job.ids) - job.prefix_length :]
-        self.actions[number] = [self._action(prefix, row, tokenizer) for row in rows]
-
-    def _action(self, prefix: tuple[int, ...], row: Row, tokenizer: ChatTokenizer) -> Action:
-        ids = prefix + row.ids
-        # A forced prefix was not sampled, so the whole action is scored like a forced one.
-        logps = None if prefix else row.logps
-        text = self.opening + tokenizer.decode(ids)
-        return Action(self.prompt, ids, text, logps, removed=row.removed)
+        self.actions[number] = []
+        for row in rows:
+            ids = prefix + row.ids
+            # A forced prefix was not sampled, so the whole action is scored like a forced one.
+            logps = None if prefix else row.logps
+            text = self.opening + tokenizer.decode(ids)
+            self.actions[number].append(Action(self.prompt, ids, text, logps, removed=row.removed))
 
     def in_order(self) -> list[Action]:
         """Returns the forced actions in order, then the sampled ones."""
@@ -86,50 +85,39 @@ def pending_actions(
     """
     # Encode all texts in one call; prompts are assembled from the encoded texts.
     tokenizer.encode_ahead(text for r in requests for text in context_texts(r.messages, r.history))
-    return [_pending(request, tokenizer, shapes, greedy) for request in requests]
-
-
-def _pending(
-    request: ActionRequest, tokenizer: ChatTokenizer, shapes: Shapes, greedy: bool
-) -> PendingActions:
-    role, branching = request.role, request.branching
-    prompt = context_ids(
-        tokenizer, request.messages, request.history, role.as_chat_turns, role.thinking
-    )
-    opening = tokenizer.opened_thought(prompt) if role.thinking else ""
-    own = PendingActions(request, prompt, opening)
-    widths = {NO_PREFIX: branching.samples} if branching.samples else {}
-    prefixes: dict[int, tuple[int, ...]] = {NO_PREFIX: ()}
-    for number, forced_action in enumerate(branching.forced_actions):
-        text = _after_thought(opening, forced_action.text)
-        if forced_action.complete:
-            ids = action_ids(tokenizer, text, role.as_chat_turns)
-            own.actions[number] = [Action(prompt, ids, opening + text)]
-        else:
-            widths[number] = 1
-            prefixes[number] = reply_ids(tokenizer, text, role.as_chat_turns)
-    for number, width in widths.items():
-        job = _job(request, prompt, prefixes[number], number, shapes)
-        if len(job.ids) > shapes.prompt_lengths[-1]:
-            own.actions[number] = [Action((), (), "", (), TOO_LONG)]
-        else:
-            own.jobs[number] = (job._replace(temperature=0.0) if greedy else job), width
-    return own
-
-
-def _job(
-    request: ActionRequest,
-    prompt: tuple[int, ...],
-    prefix: tuple[int, ...],
-    number: int,
-    shapes: Shapes,
-) -> SamplingJob:
-    return job_of_role(request.role, shapes)._replace(
-        ids=prompt + prefix,
-        # Each forced prefix has its own random stream (a Weyl sequence of the state's seed).
-        seed=(request.seed + 0x9E3779B9 * (number + 1)) % 2**32,
-        prefix_length=len(prefix),
-    )
+    result = []
+    for request in requests:
+        role, branching = request.role, request.branching
+        prompt = context_ids(
+            tokenizer, request.messages, request.history, role.as_chat_turns, role.thinking
+        )
+        opening = tokenizer.opened_thought(prompt) if role.thinking else ""
+        own = PendingActions(request, prompt, opening)
+        result.append(own)
+        # The ids that the rows of each job begin with, and the number of its rows.
+        sampled: dict[int, tuple[tuple[int, ...], int]] = {}
+        if branching.samples:
+            sampled[NO_PREFIX] = (), branching.samples
+        for number, forced_action in enumerate(branching.forced_actions):
+            # A forced action does not think: it closes a block that is open.
+            text = f"{CLOSE}\n\n{forced_action.text}" if opening else forced_action.text
+            if forced_action.complete:
+                ids = action_ids(tokenizer, text, role.as_chat_turns)
+                own.actions[number] = [Action(prompt, ids, opening + text)]
+            else:
+                sampled[number] = reply_ids(tokenizer, text, role.as_chat_turns), 1
+        for number, (prefix, width) in sampled.items():
+            job = job_of_role(role, shapes)._replace(
+                ids=prompt + prefix,
+                # Each forced prefix has its own random stream (a Weyl sequence of the seed).
+                seed=(request.seed + 0x9E3779B9 * (number + 1)) % 2**32,
+                prefix_length=len(prefix),
+            )
+            if len(job.ids) > shapes.prompt_lengths[-1]:
+                own.actions[number] = [Action((), (), "", (), TOO_LONG)]
+            else:
+                own.jobs[number] = (job._replace(temperature=0.0) if greedy else job), width
+    return result
 
 
 def job_of_role(role: Role, shapes: Shapes) -> SamplingJob:
@@ -147,8 +135,3 @@ def job_of_role(role: Role, shapes: Shapes) -> SamplingJob:
         stop_strings=role.stop_strings,
         action_regex=role.action_regex if role.strict else "",
     )
-
-
-def _after_thought(opening: str, text: str) -> str:
-    """The text of a forced action, which does not think: it closes a block that is open."""
-    return f"{CLOSE}\n\n{text}" if opening else text

@@ -131,10 +131,18 @@ def transcript_steps(forest: Forest, question: int) -> list[dict[str, Any]]:
     Each step has its `round` and a `role`: the role of an action, `search`, or the purpose of a
     call to the frozen language model.
     """
-    return [
-        {"round": e.round, **(_call_step(e) if isinstance(e, Call) else _action_step(e))}
-        for e in _events(forest, question)
-    ]
+    steps, step = list[dict[str, Any]](), dict[str, Any]()
+    for e in _events(forest, question):
+        if isinstance(e, Record):
+            action = e.parsed.action if e.parsed else ""
+            step = {"role": e.role, "action": action, "text": _text(e), "fault": e.parse_error}
+        elif e.purpose == SEARCH:
+            passages = [{"id": p.id, "title": p.title} for p in e.passages]
+            step = {"role": SEARCH, "query": e.request, "passages": passages}
+        else:
+            step = {"role": e.purpose, "prompt": e.request, "reply": e.reply}
+        steps.append({"round": e.round, **step})
+    return steps
 
 
 def final_leaf(forest: Forest, question: int) -> Record:
@@ -153,19 +161,6 @@ def _events(forest: Forest, question: int) -> list[Record | Call]:
     events: list[Record | Call] = [r for r in records if r.action is not None]
     # The sort is stable, so actions stay before the calls of their round.
     return sorted([*events, *final_leaf(forest, question).calls], key=lambda event: event.round)
-
-
-def _action_step(record: Record) -> dict[str, Any]:
-    action = record.parsed.action if record.parsed else ""
-    fault = record.parse_error
-    return {"role": record.role, "action": action, "text": _text(record), "fault": fault}
-
-
-def _call_step(call: Call) -> dict[str, Any]:
-    if call.purpose == SEARCH:
-        passages = [{"id": p.id, "title": p.title} for p in call.passages]
-        return {"role": SEARCH, "query": call.request, "passages": passages}
-    return {"role": call.purpose, "prompt": call.request, "reply": call.reply}
 
 
 def _text(record: Record) -> str:

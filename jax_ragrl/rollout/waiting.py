@@ -43,22 +43,21 @@ class WaitingTimes:
         """
         if self._is_stopped:
             raise RolloutStoppedError
-        self._change(cause, 1)
+        self._count(cause, 1)
         try:
             yield
         finally:
-            self._change(cause, -1)
+            self._count(cause, -1)
 
-    def _change(self, cause: str, difference: int) -> None:
+    def _count(self, cause: str, difference: int) -> dict[str, float]:
+        """Adds the time since the latest change to its cause; returns the seconds until now."""
         with self._lock:
-            self._add_time()
+            now = time.perf_counter()
+            current = next((c for c in CAUSES if self._calls[c]), HOST)
+            self._seconds[current] += now - self._last
+            self._last = now
             self._calls[cause] += difference
-
-    def _add_time(self) -> None:
-        now = time.perf_counter()
-        current = next((cause for cause in CAUSES if self._calls[cause]), HOST)
-        self._seconds[current] += now - self._last
-        self._last = now
+            return dict(self._seconds)
 
     def stop(self) -> None:
         """Lets the rollout end at its next call."""
@@ -66,6 +65,4 @@ class WaitingTimes:
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each cause until now."""
-        with self._lock:
-            self._add_time()
-            return dict(self._seconds)
+        return self._count(HOST, 0)

@@ -131,7 +131,7 @@ class Run:
       questions_per_step: the number of questions per step.
       lockstep: whether all branches wait for each other in every round. Without it a
         branch continues as soon as its own replies have arrived, which helps if some replies of a
-        language model on other machines take much longer than others; see `rollout.scheduler`. A
+        language model on other machines take much longer than others; see `rollout.collect`. A
         resumed run then equals an undisturbed one up to rounding errors.
       staleness: with 1, the rollouts of a step are made during the update of the step before, by
         policies that are one update older than those it trains; needs

@@ -42,7 +42,7 @@ def test_exponential_latencies_are_a_function_of_the_seed():
 
 def test_the_language_model_sleeps_in_all_runs(tmp_path: pathlib.Path, capsys, monkeypatch):
     sleeps, calls, early = [], [], []
-    seconds, measure, run_all = SleepingLLM.seconds, overlap.measure_run, collect.run_branches
+    seconds, measure, run_all = SleepingLLM.seconds, overlap.measure_run, collect.Scheduler.run
 
     def sleep(self, request):
         sleeps.append(seconds(self, request))
@@ -53,12 +53,12 @@ def test_the_language_model_sleeps_in_all_runs(tmp_path: pathlib.Path, capsys, m
         calls.append((len(sleeps) - before, len(early)))
         return steps
 
-    def count_early(*args, lockstep):
-        if not lockstep:
+    def count_early(self, live):
+        if not self.lockstep:
             early.append(len(sleeps))
-        run_all(*args, lockstep=lockstep)
+        run_all(self, live)
 
-    monkeypatch.setattr(collect, "run_branches", count_early)
+    monkeypatch.setattr(collect.Scheduler, "run", count_early)
     monkeypatch.setattr(SleepingLLM, "seconds", sleep)
     monkeypatch.setattr(overlap, "measure_run", measure_run)
     tokenizer().save(tmp_path / "tokenizer")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.rollout import scheduler
+from jax_ragrl.rollout import collect as rollout_loop
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import Expander, Tree, single_chain
 from jax_ragrl.rollout.tree import Forest
@@ -131,7 +131,7 @@ def test_replies_that_arrive_during_a_turn_share_the_next_one():
 
 
 def test_a_search_does_not_wait_for_calls_of_the_language_model(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scheduler, "WORKERS", 1)
+    monkeypatch.setattr(rollout_loop, "WORKERS", 1)
     is_searched = threading.Event()
 
     class Searching(Tape):
