@@ -263,7 +263,11 @@ def ask(
     for i in range(count):
         # Length 0 stands for a comparison.
         length = [*hops, 0][i % (len(hops) + 1)]
-        draft = _draw(rng, part, facts, length, outdated_relations)
+        draft = (
+            chain(rng, part, facts, length, outdated_relations)
+            if length
+            else compare(rng, part, facts)
+        )
         if draft is None or draft.text in questions:
             continue
         # Two facts may be in one passage, such as the director and the year of a film.
@@ -280,17 +284,6 @@ def ask(
             metadata={"pairs": [list(pair) for pair in draft.pairs]},
         )
     return tuple(questions.values())
-
-
-def _draw(
-    rng: random.Random,
-    part: Mapping[str, Sequence[str]],
-    facts: Mapping[str, Mapping[str, str]],
-    length: int,
-    last: Sequence[str],
-) -> Draft | None:
-    """A chain of `length` relations, or a comparison if it is 0; see `chain` and `compare`."""
-    return chain(rng, part, facts, length, last) if length else compare(rng, part, facts)
 
 
 @dataclasses.dataclass(frozen=True)

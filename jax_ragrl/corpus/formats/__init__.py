@@ -193,10 +193,18 @@ def detect(
 def _detect(
     path: pathlib.Path | str, file_look: FileLook, content: str | None, fields: Mapping[str, str]
 ) -> str:
-    own = next((kind for kind in CONTENTS if content in (kind, None) and
-                _is_own(file_look, kind, fields)), None)  # fmt: skip
-    if own and fields and _names_own(file_look, own, fields):
-        return f"own_{own}"
+    own = None
+    for kind in CONTENTS:
+        # Records have the field that makes them questions or passages.
+        names = own_fields(kind, file_look.fields, fields).names
+        if content in (kind, None) and file_look.shape in SHAPES and MAIN[kind] in names:
+            own = kind
+            break
+    if own:
+        # Given names describe this file: it has one, or its main field has one.
+        given = {name: fields[name] for name in NAMES[own] if name in fields}
+        if MAIN[own] in given or any(name in file_look.fields for name in given.values()):
+            return f"own_{own}"
     complete = [name for name, form in FORMATS.items() if _share(form, file_look) == 1.0]
     fitting = [name for name in complete if content is None or content in FORMATS[name].gives]
     if fitting:
@@ -225,20 +233,6 @@ def _nearest(path: pathlib.Path | str, file_look: FileLook, content: str | None)
     raise UserError(
         f"{path}: no known format of {content or 'data'} is {file_look.shape} with the fields "
         f"{names}: {mend}convert it to one of {', '.join(candidates)}"
-    )
-
-
-def _is_own(file_look: FileLook, content: str, fields: Mapping[str, str]) -> bool:
-    """Whether records have the field that makes them questions or passages."""
-    names = own_fields(content, file_look.fields, fields).names
-    return file_look.shape in SHAPES and MAIN[content] in names
-
-
-def _names_own(file_look: FileLook, content: str, fields: Mapping[str, str]) -> bool:
-    """Whether given names describe this file: it has one, or its main field has one."""
-    given = {name: fields[name] for name in NAMES[content] if name in fields}
-    return bool(given) and (
-        MAIN[content] in given or any(name in file_look.fields for name in given.values())
     )
 
 

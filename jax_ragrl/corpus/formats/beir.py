@@ -34,12 +34,6 @@ def _file(folder: pathlib.Path, name: str) -> pathlib.Path:
     return candidates[0]
 
 
-def _qrels(folder: pathlib.Path) -> dict[str, list[str]]:
-    """Reads the judgments of the first split that exists: test, dev, train."""
-    paths = [folder / "qrels" / f"{split}.tsv" for split in SPLITS]
-    return next((read_qrels(path) for path in paths if path.is_file()), {})
-
-
 def _question(record: Record, gold: dict[str, list[str]]) -> Question:
     key = text(record, "_id")
     return Question(
@@ -54,17 +48,18 @@ def _question(record: Record, gold: dict[str, list[str]]) -> Question:
 def read_beir(path: Source) -> tuple[list[Question], Iterator[Passage]]:
     """Reads all queries (without judgments they have no gold) and the passages."""
     folder = pathlib.Path(path if isinstance(path, str | pathlib.Path) else path[0])
-    gold = _qrels(folder)
+    # The judgments of the first split that exists.
+    judged = (folder / "qrels" / f"{split}.tsv" for split in SPLITS)
+    gold = next((read_qrels(file) for file in judged if file.is_file()), {})
     queries = [_question(record, gold) for record in read_records(_file(folder, "queries.jsonl"))]
     # Lazy, although the queries are not: only the corpus is large.
     _, passages = read_beir_corpus(_file(folder, "corpus.jsonl"))
     return queries, passages
 
 
-def _passage(record: Record) -> Passage:
-    return Passage(text(record, "_id"), optional_text(record, "title"), text(record, "text"))
-
-
 def read_beir_corpus(path: Source) -> tuple[list[Question], Iterator[Passage]]:
     """Reads passages `{_id, title, text}` lazily; the title may be missing."""
-    return [], map(_passage, read_records(path))
+    return [], (
+        Passage(text(record, "_id"), optional_text(record, "title"), text(record, "text"))
+        for record in read_records(path)
+    )

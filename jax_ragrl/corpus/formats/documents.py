@@ -40,10 +40,6 @@ class Section(NamedTuple):
     place: str = ""
 
 
-def _text_sections(path: pathlib.Path) -> Iterable[Section]:
-    return [Section("", read_text(path))]
-
-
 def markdown_sections(lines: Iterable[str]) -> Iterator[Section]:
     """Yields the sections of Markdown, one per heading of any level."""
     heading, text, fence = "", list[str](), ""
@@ -58,10 +54,6 @@ def markdown_sections(lines: Iterable[str]) -> Iterator[Section]:
         else:
             text.append(line)
     yield Section(heading, "\n".join(text))
-
-
-def _markdown(path: pathlib.Path) -> Iterable[Section]:
-    return markdown_sections(read_text(path).splitlines())
 
 
 def _html(path: pathlib.Path) -> Iterable[Section]:
@@ -84,8 +76,8 @@ def _pdf(path: pathlib.Path) -> Iterator[Section]:
 
 
 READERS: Mapping[str, Callable[[pathlib.Path], Iterable[Section]]] = {
-    ".txt": _text_sections,
-    ".md": _markdown,
+    ".txt": lambda path: [Section("", read_text(path))],
+    ".md": lambda path: markdown_sections(read_text(path).splitlines()),
     ".html": _html,
     ".htm": _html,
     ".pdf": _pdf,

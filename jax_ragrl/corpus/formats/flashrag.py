@@ -42,39 +42,30 @@ def split_contents(contents: str) -> tuple[str, str]:
     return title, body.strip()
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    """Returns a list of strings as a tuple; an empty tuple for any other value."""
-    # Metadata has no fixed form, so that values of other types are ignored.
-    is_list = isinstance(value, (list, tuple)) and all(isinstance(x, str) for x in value)
-    return tuple(value) if is_list else ()
-
-
 def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the titles of the supporting facts in FlashRAG's HotpotQA and 2WikiMultiHopQA.
 
     Each title is a hop (see `hotpotqa.py`).
     """
     facts = metadata.get("supporting_facts")
-    return unique(_texts(facts.get("title"))) if isinstance(facts, dict) else ()
-
-
-def _gold(metadata: Mapping[str, Any], place: str = "metadata") -> tuple[str, ...]:
-    """Returns the gold names, under the keys of this library, of other files or of FlashRAG."""
-    # Parquet has every field in every row: null where the row has none.
-    names = [name for name in ("gold", "gold_titles") if metadata.get(name) is not None]
-    return unique(texts(Record(place, metadata), names[0])) if names else _fact_titles(metadata)
+    titles: Any = facts.get("title") if isinstance(facts, dict) else None
+    # Metadata has no fixed form, so that values of other types are ignored.
+    is_list = isinstance(titles, (list, tuple)) and all(isinstance(x, str) for x in titles)
+    return unique(titles) if is_list else ()
 
 
 def _question(record: Record, number: int) -> Question:
     # The field may be missing, null, or an empty cell.
     metadata = field(record, "metadata", dict) if record.fields.get("metadata") else {}
     own = Record(f"{record.place}, metadata", metadata)
+    # Parquet has every field in every row: null where the row has none.
+    names = [name for name in ("gold", "gold_titles") if metadata.get(name) is not None]
     hops = len(_fact_titles(metadata)) if metadata.get("hops") is None else metadata["hops"]
     return Question(
         id=optional_text(record, "id", str(number)),
         text=question_text(record, "question"),
         answers=answers(record, "golden_answers"),
-        gold=_gold(metadata, own.place),
+        gold=unique(texts(own, names[0])) if names else _fact_titles(metadata),
         steps=texts(own, "steps") if "steps" in metadata else (),
         hops=hops if isinstance(hops, int) else 0,
         kind=optional_text(own, "kind" if "kind" in metadata else "type"),

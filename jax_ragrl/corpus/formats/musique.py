@@ -7,8 +7,6 @@ paragraph_support_idx}]`, where `#1` in a sub-question stands for the first answ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jax_ragrl.corpus.formats.files import (
     Record,
     Source,
@@ -58,13 +56,9 @@ def _question(record: Record) -> Question:
     )
 
 
-def _contexts(record: Record) -> Iterator[tuple[str, str]]:
-    for paragraph in parts(record, "paragraphs"):
-        yield text(paragraph, "title"), text(paragraph, "paragraph_text")
-
-
 def read_musique(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions with sub-questions and gold titles, and paragraphs as passages."""
     records = list(read_records(path))
-    contexts = (context for record in records for context in _contexts(record))
+    paragraphs = (paragraph for record in records for paragraph in parts(record, "paragraphs"))
+    contexts = ((text(p, "title"), text(p, "paragraph_text")) for p in paragraphs)
     return [_question(record) for record in records], passages_by_title(contexts)

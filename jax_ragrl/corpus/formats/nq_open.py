@@ -6,8 +6,6 @@ isgold}]}` is that of Liu et al. 2023. Neither has ids: the id of a question is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jax_ragrl.corpus.formats.files import (
     Record,
     Source,
@@ -42,15 +40,11 @@ def _oracle_question(record: Record, number: int) -> Question:
     )
 
 
-def _contexts(record: Record) -> Iterator[tuple[str, str]]:
-    for context in parts(record, "ctxs"):
-        yield text(context, "title"), text(context, "text")
-
-
 def read_nq_oracle(path: Source) -> tuple[list[Question], list[Passage]]:
     """Reads questions with gold titles, and their passages."""
     records = list(read_records(path))
-    contexts = (context for record in records for context in _contexts(record))
+    found = (context for record in records for context in parts(record, "ctxs"))
+    contexts = ((text(c, "title"), text(c, "text")) for c in found)
     return [_oracle_question(record, n) for n, record in enumerate(records)], passages_by_title(
         contexts
     )

@@ -39,7 +39,12 @@ def read_qrels(path: pathlib.Path | str) -> dict[str, list[str]]:
     if not first:
         raise UserError(f"{path} is empty: give a file with judgments")
     gold: dict[str, dict[str, None]] = {}  # dicts keep the order and remove duplicates
-    for judgment in _table(path) if "query-id" in first.split() else _lines(path):
+    names = ("query-id", "corpus-id", "score")
+    table = (
+        Judgment(record.place, *(field(record, name, str) for name in names))
+        for record in read_table(path, "\t")
+    )
+    for judgment in table if "query-id" in first.split() else _lines(path):
         if not INTEGER.fullmatch(judgment.relevance):
             raise UserError(
                 f"{judgment.place}: score {judgment.relevance!r} is not an integer: correct it"
@@ -48,12 +53,6 @@ def read_qrels(path: pathlib.Path | str) -> dict[str, list[str]]:
         if int(judgment.relevance) > 0:
             gold.setdefault(judgment.query, {})[judgment.passage] = None
     return {query: list(passages) for query, passages in gold.items()}
-
-
-def _table(path: pathlib.Path | str) -> Iterator[Judgment]:
-    names = ("query-id", "corpus-id", "score")
-    for record in read_table(path, "\t"):
-        yield Judgment(record.place, *(field(record, name, str) for name in names))
 
 
 def _lines(path: pathlib.Path | str) -> Iterator[Judgment]:
