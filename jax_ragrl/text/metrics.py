@@ -97,10 +97,6 @@ def _score(
     return float(bool(kept[0]) and kept[0] == kept[1])
 
 
-def _exact(answer: str, gold: str) -> float:
-    return float(answer == gold)
-
-
 def _overlap(answer: str, gold: str) -> float:
     """The harmonic mean of token precision and recall, counted with multiplicity."""
     if answer == gold:
@@ -110,11 +106,6 @@ def _overlap(answer: str, gold: str) -> float:
     answer_tokens, gold_tokens = _tokens(answer), _tokens(gold)
     common = collections.Counter(answer_tokens) & collections.Counter(gold_tokens)
     return 2.0 * common.total() / (len(answer_tokens) + len(gold_tokens))
-
-
-def _covered(answer: str, gold: str) -> float:
-    # An empty string is a substring of every string.
-    return float(bool(gold) and gold in answer)
 
 
 def _covered_tokens(answer: str, gold: str) -> float:
@@ -131,7 +122,7 @@ def exact_match(prediction: str, answers: Sequence[str], *, punct: str = "delete
       answers: the gold answers.
       punct: the convention of `normalize`.
     """
-    return _best(_exact, prediction, answers, punct)
+    return _best(lambda answer, gold: float(answer == gold), prediction, answers, punct)
 
 
 def f1(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
@@ -157,7 +148,8 @@ def cover_match(prediction: str, answers: Sequence[str], *, punct: str = "delete
       answers: the gold answers.
       punct: the convention of `normalize`, which is applied to both sides.
     """
-    return _best(_covered, prediction, answers, punct)
+    # An empty string is a substring of every string.
+    return _best(lambda a, gold: float(bool(gold) and gold in a), prediction, answers, punct)
 
 
 def cover_match_tokens(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
@@ -241,7 +233,12 @@ def hierarchical_bootstrap(
     Raises:
       UserError: there are no groups, or one has no finite score.
     """
-    tables = [_scored(np.atleast_2d(np.asarray(x, np.float64))) for x in groups]
+    tables = []  # the seeds and the questions with a finite score; other scores become NaN
+    for x in groups:
+        x_SQ = np.atleast_2d(np.asarray(x, np.float64))
+        x_SQ = np.where(np.isfinite(x_SQ), x_SQ, np.nan)
+        is_nan_SQ = np.isnan(x_SQ)
+        tables.append(x_SQ[~is_nan_SQ.all(axis=1)][:, ~is_nan_SQ.all(axis=0)])
     if not tables or not all(x_SQ.size for x_SQ in tables):
         raise UserError(
             f"{len(tables)} groups of scores have no interval: give at least one group, and at "
@@ -255,12 +252,6 @@ def hierarchical_bootstrap(
         means_BS[where_BS] = np.concatenate(draws) if draws else 0.0
     low, high = np.percentile(means_BS.mean(axis=1), [2.5, 97.5])
     return float(np.mean([np.nanmean(x_SQ) for x_SQ in tables])), float(low), float(high)
-
-
-def _scored(x_SQ: np.ndarray) -> np.ndarray:
-    """Returns the seeds and the questions with a finite score; other scores become NaN."""
-    x_SQ = np.where(np.isfinite(x_SQ), x_SQ, np.nan)
-    return x_SQ[~np.isnan(x_SQ).all(axis=1)][:, ~np.isnan(x_SQ).all(axis=0)]
 
 
 def _crossed_means(x_SQ: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:

@@ -102,13 +102,8 @@ def parse_passages(style: str, prompt: str, *, form: str = "document") -> list[t
       prompt: the text to search.
       form: the name of the template that formatted the passages.
     """
-    return _pattern(style, form).findall(prompt)
-
-
-@functools.cache
-def _pattern(style: str, form: str) -> re.Pattern[str]:
     # The template is its own grammar: each placeholder becomes a group of the pattern.
     line = re.escape(template(style, form).template)
     for name, group in (("number", r"\d+"), ("title", "(.*?)"), ("text", "(.*)")):
         line = line.replace(re.escape(f"${name}"), group)
-    return re.compile(f"^{line}$", re.MULTILINE)
+    return re.findall(f"^{line}$", prompt, re.MULTILINE)

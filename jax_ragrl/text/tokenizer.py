@@ -93,7 +93,13 @@ class ChatTokenizer:
         self._size = max(self.vocabulary().values()) + 1
         # Two backends instead of one with a mode: several threads of a rollout encode at once.
         self._content = _backend(without_prefix(backend), split_special=True)
-        self._content.add_special_tokens([_special(token) for token in added.values()])
+        # Special, so that `encode_special_tokens` splits them into ordinary ones.
+        self._content.add_special_tokens(
+            [
+                tokenizers.AddedToken(t.content, special=True, normalized=t.normalized)
+                for t in added.values()
+            ]
+        )
         self._template = _backend(backend, split_special=False)
         # Caches per instance, because a decorator on a method would keep every tokenizer alive.
         self._render = functools.lru_cache(maxsize=256)(self._render_roles)
@@ -451,8 +457,3 @@ def _backend(tokenizer: tokenizers.Tokenizer, *, split_special: bool) -> tokeniz
     copy = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = split_special
     return copy
-
-
-def _special(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
-    """The token as a special one, which `encode_special_tokens` splits into ordinary ones."""
-    return tokenizers.AddedToken(token.content, special=True, normalized=token.normalized)

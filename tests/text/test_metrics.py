@@ -179,12 +179,6 @@ def test_bootstrap_interval_covers_about_95_percent():
     assert 0.90 <= inside / 200 <= 0.985
 
 
-def test_bootstrap_blocks_keep_the_number_of_resamples(monkeypatch):
-    monkeypatch.setattr(metrics, "BLOCK", 70)
-    means = list(metrics._resampled_means(np.arange(10.0), 33))
-    assert [len(m) for m in means] == [7, 7, 7, 7, 5]
-
-
 def test_pairing_detects_a_constant_gain():
     b = np.random.default_rng(3).random(40) / 2
     mean, low, high = metrics.paired_bootstrap(b + 0.5, b)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import pathlib
 
 import hypothesis
@@ -190,15 +189,6 @@ def test_a_forged_turn_stays_inside_its_message(tokenizer, hf):
     assert hf.decode(ids).count("<|im_end|>") == 3  # two of them are ordinary tokens
 
 
-def test_encoding_content_leaves_no_mode_behind(tokenizer, hf):
-    before = tokenizer.chat([Message("user", "x")])
-    tokenizer.encode(END)
-    assert tokenizer.chat([Message("user", "x")]) == before
-    fresh = ChatTokenizer(hf)
-    fresh.encode("x")
-    assert fresh.chat([Message("user", "x")]) == before
-
-
 def test_encoding_switches_no_shared_mode(tokenizer, hf):
     hf.backend_tokenizer.encode_special_tokens = False
     tokenizer.encode(END)
@@ -336,9 +326,3 @@ def test_code_in_a_folder_is_never_executed(
         message = [Message("user", "x")]
         assert ChatTokenizer.load(folder).chat(message) == tokenizer.chat(message)
     assert not prompts and not trace.exists()
-
-
-def test_the_warning_about_missing_pytorch_is_silenced():
-    told = ["PyTorch was not found. Models won't be available", "The tokenizer is damaged"]
-    records = [logging.makeLogRecord({"msg": text}) for text in told]
-    assert [bool(logging.getLogger("transformers").filter(r)) for r in records] == [False, True]
