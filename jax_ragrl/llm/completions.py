@@ -26,7 +26,13 @@ def read_completion(body: bytes) -> str:
     message = choices[0].get("message") if isinstance(choices[0], dict) else None
     if not isinstance(message, dict) or "content" not in message:
         raise ValueError("its first choice has no message with content")
-    return _metered(_text(message["content"]), value.get("usage"))
+    text, usage = _text(message["content"]), value.get("usage")
+    # The token counts that the server bills, if it reports them.
+    usage = usage if isinstance(usage, dict) else {}
+    counts: list[Any] = [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")]
+    if not all(type(count) is int and 0 <= count <= MAX_TOKENS for count in counts):
+        return text
+    return MeteredReply(text, *counts)
 
 
 def _text(content: Any) -> str:
@@ -37,12 +43,3 @@ def _text(content: Any) -> str:
     if any(not isinstance(text, str) for text in texts):
         raise ValueError(f"its content is of type {type(content).__name__}, and not text")
     return "".join(map(str, texts))
-
-
-def _metered(text: str, usage: Any) -> str:
-    """Attaches the token counts that the server bills, if it reports them."""
-    usage = usage if isinstance(usage, dict) else {}
-    counts = [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")]
-    if not all(type(count) is int and 0 <= count <= MAX_TOKENS for count in counts):
-        return text
-    return MeteredReply(text, *counts)

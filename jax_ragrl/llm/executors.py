@@ -33,14 +33,13 @@ class WorldExecutors(WorldReader):
 
     def complete(self, requests: Sequence[LLMRequest]) -> list[str]:
         """Returns one reply per request, in order."""
-        return [self._serve(r) for r in requests]
-
-    def _serve(self, request: LLMRequest) -> str:
         # Any other purpose, such as the final answer, belongs to the reader.
-        executor = EXECUTORS.get(request.purpose)
-        if executor is None:
-            return super().complete([request])[0]
-        return executor(self._style, request.messages[-1].content)
+        return [
+            EXECUTORS[r.purpose](self._style, r.messages[-1].content)
+            if r.purpose in EXECUTORS
+            else super(WorldExecutors, self).complete([r])[0]
+            for r in requests
+        ]
 
 
 def decompose_serial(style: str, prompt: str) -> str:

@@ -57,11 +57,12 @@ def judge_answers(
 
     A judge whose reply has no verdict is asked once more, for one word.
     """
-    requests = [
+    requests: list[LLMRequest | None] = []
+    for question, answer in zip(questions, answers, strict=True):
+        values = {"question": question.text, "answers": " | ".join(question.answers)}
+        prompt = user_turn("judge", "judge", **values, prediction=answer or "")
         # An empty answer is wrong whatever the judge replies.
-        _request(question, answer) if answer else None
-        for question, answer in zip(questions, answers, strict=True)
-    ]
+        requests.append(LLMRequest("judge", prompt) if answer else None)
     # Siblings often give the same answer to the same question.
     distinct = list(dict.fromkeys(request for request in requests if request is not None))
     replies = without_thoughts(judge.complete(distinct)) if distinct else []
@@ -69,7 +70,14 @@ def judge_answers(
     unread = [request for request, reply in replied.items() if _verdict(reply) is None]
     if unread:
         # A greedy model would answer an equal request with an equal reply.
-        again = without_thoughts(judge.complete([_again(r, str(replied[r])) for r in unread]))
+        order = user_turn("judge", "again")
+        # Templates may refuse an empty turn.
+        turns = [Message("assistant", str(replied[r]).strip() or "...") for r in unread]
+        further = [
+            request._replace(messages=(*request.messages, turn, *order))
+            for request, turn in zip(unread, turns, strict=True)
+        ]
+        again = without_thoughts(judge.complete(further))
         replied |= dict(zip(unread, again, strict=True))
     verdicts = {request: _verdict(reply) for request, reply in replied.items()}
     return [
@@ -134,15 +142,3 @@ def _verdict(reply: str | EffectError) -> float | EffectError | None:
         return reply
     verdict = read_verdict(reply)
     return None if verdict is None else float(verdict)
-
-
-def _request(question: Question, prediction: str) -> LLMRequest:
-    gold = " | ".join(question.answers)
-    values = {"question": question.text, "answers": gold, "prediction": prediction}
-    return LLMRequest("judge", user_turn("judge", "judge", **values))
-
-
-def _again(request: LLMRequest, reply: str) -> LLMRequest:
-    # Templates may refuse an empty turn.
-    turns = (Message("assistant", reply.strip() or "..."), *user_turn("judge", "again"))
-    return request._replace(messages=(*request.messages, *turns))

@@ -90,7 +90,13 @@ class ListwiseReranker:
         for step in range(max(map(len, slides), default=0)):
             places = {q: s[step] for q, s in enumerate(slides) if step < len(s)}
             self._slide(pairs, orders, places)
-        return [_reciprocal_ranks(order) for order in orders]
+        scores: list[np.ndarray | EffectError] = []
+        for order in orders:
+            if not isinstance(order, EffectError):
+                score_K = np.zeros(len(order), np.float32)
+                score_K[order] = 1.0 / np.arange(1, len(order) + 1)
+            scores.append(order if isinstance(order, EffectError) else score_K)
+        return scores
 
     def _slide(
         self,
@@ -112,20 +118,11 @@ class ListwiseReranker:
     def _request(
         self, query: str, passages: Sequence[Passage], numbers: Sequence[int]
     ) -> LLMRequest:
-        texts = [self._line(i, passages[n]) for i, n in enumerate(numbers, start=1)]
-        values = {"query": query, "passages": "\n".join(texts), "count": str(len(numbers))}
+        lines = []
+        for i, n in enumerate(numbers, start=1):
+            title, text = passages[n].title, " ".join(passages[n].text.split())
+            text = text[: max((end for _, end in word_spans(text)[: self.words]), default=0)]
+            lines.append(f"[{i}] {title}: {text}" if title else f"[{i}] {text}")
+        values = {"query": query, "passages": "\n".join(lines), "count": str(len(numbers))}
         sampling = Sampling(temperature=0.0, max_tokens=TOKENS_PER_PASSAGE * len(numbers))
         return LLMRequest("rerank", user_turn(STYLE, "order", **values), sampling)
-
-    def _line(self, number: int, passage: Passage) -> str:
-        text = " ".join(passage.text.split())
-        text = text[: max((end for _, end in word_spans(text)[: self.words]), default=0)]
-        return f"[{number}] {passage.title}: {text}" if passage.title else f"[{number}] {text}"
-
-
-def _reciprocal_ranks(order: list[int] | EffectError) -> np.ndarray | EffectError:
-    if isinstance(order, EffectError):
-        return order
-    result_K = np.zeros(len(order), np.float32)
-    result_K[order] = 1.0 / np.arange(1, len(order) + 1)
-    return result_K

@@ -99,11 +99,12 @@ class OpenAILLM:
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """Returns one reply per request, in order; an `EffectError` after the last retry."""
-        # Synchronous for its callers: the worker threads of a rollout have no event loop.
-        return wait_for(self._all(requests))
 
-    async def _all(self, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
-        return await asyncio.gather(*(self._one(request) for request in requests))
+        # Synchronous for its callers: the worker threads of a rollout have no event loop.
+        async def replies() -> list[str | EffectError]:
+            return await asyncio.gather(*(self._one(request) for request in requests))
+
+        return wait_for(replies())
 
     async def _one(self, request: LLMRequest) -> str | EffectError:
         body = self._body(request)
