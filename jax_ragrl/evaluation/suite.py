@@ -139,9 +139,8 @@ def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
     """The settings that all cells of a table share, as `table.json` stores them."""
     names = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
     values = {name: getattr(settings, name) for name in names} | {"encoder": encoder}
-    # Stored only if set; "changes" is the key in the files of earlier versions.
-    optional = {
-        "changes": settings.overrides,
+    optional = {  # stored only if set
+        "overrides": settings.overrides,
         "retriever": settings.retriever,
         "limit_seed": settings.limit_seed,
         "examples": settings.policy_examples and [str(settings.policy_examples), settings.shots],
@@ -207,7 +206,12 @@ def _retriever_opener(
     def open_set_retriever(data: DataSet) -> Retriever:
         if _is_indexed(settings, data):
             return open_retriever(settings)
-        return _open_index(_load_passages(settings, data, workdir), workdir, encoder)
+        corpus = _load_passages(settings, data, workdir)
+        index, name = parse_local_index(encoder), corpus.fingerprint
+        # Another folder, because a table may first have been made with vectors.
+        name = f"{name}-{index.kind}" if isinstance(index, BM25Index) else name
+        index = dataclasses.replace(index, folder=str(workdir / "indexes" / name))
+        return load_retriever(corpus, index, workdir)
 
     return open_set_retriever
 
@@ -270,15 +274,6 @@ def _open_set(
         return OpenSet(context, questions, _passages_of(settings, data, workdir))
     except Exception as error:  # any error: the other sets must not be lost
         return OpenSet(error=error_row(error))
-
-
-def _open_index(corpus: Corpus, workdir: pathlib.Path, encoder: str) -> Retriever:
-    """Opens the index of a corpus in the work folder, or builds it."""
-    index, name = parse_local_index(encoder), corpus.fingerprint
-    # Another folder, because a table may first have been made with vectors.
-    name = f"{name}-{index.kind}" if isinstance(index, BM25Index) else name
-    index = dataclasses.replace(index, folder=str(workdir / "indexes" / name))
-    return load_retriever(corpus, index, workdir)
 
 
 def _evaluate_cell(name: str, open_set: OpenSet | None, models: TableModels) -> Cell:
@@ -347,11 +342,10 @@ def _check_passages(
       workdir: the work folder of the table.
     """
     rows = [cell for (name, _), cell in cells.items() if name == data.name]
-    sources = [{key: row[key] for key in PASSAGE_KEYS if key in row} for row in rows]
-    if not any(sources):
+    if not rows:
         return
     now = _passages_of(settings, data, workdir)
-    if any(before not in ({}, now) for before in sources):
+    if any({key: row[key] for key in PASSAGE_KEYS if key in row} != now for row in rows):
         raise UserError(
             f"the table already has cells of {data.name!r} with another corpus or index than "
             f"{settings.index_folder if 'index' in now else data.corpus}: give the set another "

@@ -211,17 +211,6 @@ def with_differences(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
     return new_rows
 
 
-def _write_run_file(
-    folder: pathlib.Path, name: str, result: Result, questions: Sequence[Question]
-) -> None:
-    """Writes the passages that a system has seen, in order, as `SYSTEM.trec`."""
-    # A run is named by its folder, whose path would be a path of folders here.
-    tag = re.sub(r"[^\w.-]+", "_", name)
-    pairs = zip(questions, result.passages, strict=True)
-    rankings = ((question.id, by_rank(passages)) for question, passages in pairs)
-    write_run(folder / f"{tag}.trec", rankings, tag)
-
-
 def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retriever:
     """Opens the search server or the existing index of a table.
 
@@ -379,7 +368,11 @@ def system_result(
     if context.predictions is not None:
         write_predictions(context.predictions, name, questions, result)
     if context.run_files is not None:
-        _write_run_file(context.run_files, name, result, questions)
+        # A run is named by its folder, whose path would be a path of folders here.
+        tag = re.sub(r"[^\w.-]+", "_", name)
+        pairs = zip(questions, result.passages, strict=True)
+        rankings = ((question.id, by_rank(passages)) for question, passages in pairs)
+        write_run(context.run_files / f"{tag}.trec", rankings, tag)
     return result
 
 

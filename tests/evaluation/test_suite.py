@@ -217,14 +217,6 @@ def test_a_run_that_was_trained_further_is_evaluated_again(table_of, sets, capsy
     assert checkpoints == {"direct": None, "run:run@1": 1, "run:run": 2}
 
 
-def test_cells_of_earlier_versions_stay_valid(table_of, sets):
-    assert table_of("s=one.jsonl@corpus.jsonl", "--systems", "direct") == 0
-    (row,) = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
-    assert row.pop("corpus")
-    write_jsonl(sets / "table" / "rows.jsonl", row)
-    assert table_of("s=one.jsonl@other.jsonl", "--systems", "direct") == 0
-
-
 def test_an_outage_is_an_error_and_is_retried(sets, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     states = iter([401] * 5 + ["x"] * 4 + [401])
