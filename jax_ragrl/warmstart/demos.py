@@ -27,7 +27,7 @@ from jax_ragrl.learner.state import Policy, prepare, trained_decoder
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.rollout.context import action_ids, context_ids
-from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
+from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.run.components import load_policy, mesh_of_shape
 from jax_ragrl.run.config import TINY
 from jax_ragrl.runtime.jsonl import write_json
@@ -67,15 +67,14 @@ class Demo(NamedTuple):
         # Up to the first reply the prompt is a chat; later turns have the format of the role.
         replies = (i for i, message in enumerate(self.prompt) if message.role == "assistant")
         first = next(replies, len(self.prompt))
-        history = [_segment(tokenizer, message, self.chat) for message in self.prompt[first:]]
+        history = [
+            ModelOutput(action_ids(tokenizer, message.content, self.chat))
+            if message.role == "assistant"
+            else Observation(message.content)
+            for message in self.prompt[first:]
+        ]
         prompt = context_ids(tokenizer, self.prompt[:first], history, self.chat)
         return Example(prompt, action_ids(tokenizer, self.reply, self.chat), self.role)
-
-
-def _segment(tokenizer: ChatTokenizer, message: Message, chat: bool) -> Segment:
-    if message.role == "assistant":
-        return ModelOutput(action_ids(tokenizer, message.content, chat))
-    return Observation(message.content)
 
 
 def load_demos(file: pathlib.Path | str, roles: Sequence[str] = ()) -> list[Demo]:
@@ -200,11 +199,14 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     data = batches(demos, run.batch_size, run.seed)
     policy = train_supervised(policy, data, encode, steps, out, run.save_every)
     save_finetuned(trained_decoder(policy), tokenizer, out)
+    rows = [record.fields for record in read_records(out / "metrics.jsonl")]
+    losses = [row["loss"] for row in rows if "loss" in row] or [None]
     summary = {
         "demos": len(demos),
         "roles": dict(sorted(counts.items())),
         "steps": steps,
-        **_loss_summary(out / "metrics.jsonl"),
+        "loss": {"first": losses[0], "last": losses[-1]},
+        "too_long": sum(row["too_long"] for row in rows),
         "checkpoint": str(out / MODEL),
     }
     write_json(out / "summary.json", summary)
@@ -223,11 +225,3 @@ def _prepare(run: WarmStart, decoder: Decoder, roles: Sequence[str], steps: int)
         compute=run.compute_dtype,
         remat=run.remat,
     )
-
-
-def _loss_summary(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the loss of the first and the last step, and the number of too long examples."""
-    rows = [record.fields for record in read_records(file)]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    first, last = (losses[0], losses[-1]) if losses else (None, None)
-    return {"loss": {"first": first, "last": last}, "too_long": sum(r["too_long"] for r in rows)}

@@ -26,8 +26,8 @@ from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import ActionSampler, Environment, collect
 from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.run.components import Components, build_components, load_llm, reply_cache
-from jax_ragrl.run.config import Job, load_job, model_of, parse_llm
+from jax_ragrl.run.components import build_components, load_llm, reply_cache
+from jax_ragrl.run.config import load_job, model_of, parse_llm
 from jax_ragrl.run.lock import lock_output
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.opera import Settings, recipe
@@ -145,7 +145,13 @@ def make_pool(
         raise UserError(f"{out} exists and was not written by 'ragrl pool': choose another --out")
     lock_output(out)
     parts = build_components(job, out.parent)
-    sampler = _writer_sampler(job, parts, writer, reply_cache(out.parent))
+    sampler: ActionSampler
+    if writer == "policy":
+        sampler = PolicySampler(parts.models(), parts.tokenizer, job.shapes)
+    else:
+        # The cache holds earlier replies of a server.
+        llm = load_llm(parse_llm(writer), None, "", job.shapes, cache=reply_cache(out.parent))
+        sampler = LLMActionSampler(llm, parts.tokenizer)
     settings = build(Settings, values["recipe"], "config.recipe")
     questions = unique_questions(parts.questions["train"])[: count or None]
     source = functools.partial(score_candidates, settings, sampler, parts.retriever, parts.llm)
@@ -153,14 +159,6 @@ def make_pool(
     claim_output(candidates_file(out), call, POOL_OUTPUT)
     rollouts = pool_rollouts(questions, temperatures)
     return collect_pool(source, rollouts, out, similarity_of(parts.retriever))
-
-
-def _writer_sampler(job: Job, parts: Components, writer: str, cache: pathlib.Path) -> ActionSampler:
-    """The sampler of the actions of a pool; `cache` holds earlier replies of a server."""
-    if writer == "policy":
-        return PolicySampler(parts.models(), parts.tokenizer, job.shapes)
-    llm = load_llm(parse_llm(writer), None, "", job.shapes, cache=cache)
-    return LLMActionSampler(llm, parts.tokenizer)
 
 
 def pool_of_rows(rows: Iterable[Mapping[str, Any]], similarity: Similarity = word_cosines) -> Pool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from jax_ragrl.config.snapshot import save_config
@@ -96,28 +96,16 @@ def run_resumable(
                     f"all of {len(chunk)} {name}s failed ({next(iter(results.errors.values()))}): "
                     "fix this and rerun the same command to resume"
                 )
-            _append(out, chunk, results, kind)
+            # Rows before log lines: rows without a log line are generated again, the reverse would
+            # be lost.
+            for row in results.rows:
+                append_row(out, row)
+            counts = collections.Counter(row[kind.item] for row in results.rows)
+            for item in chunk:
+                error = {"error": results.errors[item.id]} if item.id in results.errors else {}
+                append_row(log, {name: item.id, kind.rows: counts[item.id], **error})
             finished += len(chunk)
             bar.update(finished - bar.done)  # a rollout has counted its questions
-
-
-def _append(
-    out: pathlib.Path, items: Sequence[Item], results: ItemResults, kind: OutputKind
-) -> None:
-    # Rows before log lines: rows without a log line are generated again, the reverse would be lost.
-    for row in results.rows:
-        append_row(out, row)
-    for row in _log_rows(items, results, kind):
-        append_row(kind.log(out), row)
-
-
-def _log_rows(
-    items: Sequence[Item], results: ItemResults, kind: OutputKind
-) -> Iterator[dict[str, Any]]:
-    counts = collections.Counter(row[kind.item] for row in results.rows)
-    for item in items:
-        error = {"error": results.errors[item.id]} if item.id in results.errors else {}
-        yield {kind.item: item.id, kind.rows: counts[item.id], **error}
 
 
 def claim_output(out: pathlib.Path, values: Mapping[str, Any], kind: OutputKind) -> None:

@@ -166,22 +166,18 @@ def exact_fraction(
     # Full chunks alone: a smaller one would compile a second program.
     for start in range(0, len(fitting) - 31, 32):
         chunk = fitting[start : start + 32]
-        correct = _all_correct(graph, params, chunk, length)
-        for example, is_correct in zip(chunk, correct, strict=True):
-            hits[example.role].append(is_correct)
+        rows = [pack([example], 1, length)[0] for example in chunk]
+        batch = PackedRows(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
+        correct_RL = jax.device_get(_token_correct(graph, params, jax.device_put(batch)))
+        correct_R = np.all(correct_RL | (batch.weight_RL[:, 1:] == 0), axis=1)
+        for example, is_correct in zip(chunk, correct_R, strict=True):
+            hits[example.role].append(bool(is_correct))
     return {role: round(float(np.mean(x)), 3) for role, x in sorted(hits.items())}
 
 
 @functools.partial(jax.jit, static_argnames="graph")
 def _token_correct(graph: Any, params: Any, batch: PackedRows) -> jax.Array:
     return token_losses(graph, params, batch)[1]
-
-
-def _all_correct(graph: Any, params: Any, chunk: list[Example], length: int) -> list[bool]:
-    rows = [pack([example], 1, length)[0] for example in chunk]
-    batch = PackedRows(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
-    correct_RL = jax.device_get(_token_correct(graph, params, jax.device_put(batch)))
-    return list(np.all(correct_RL | (batch.weight_RL[:, 1:] == 0), axis=1))
 
 
 def warm_up(values: Mapping[str, Any], out: pathlib.Path) -> dict[str, Any]:

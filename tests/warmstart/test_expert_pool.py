@@ -19,13 +19,11 @@ from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.llm_policy import BEGIN, LLMActionSampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.c3po import parse_router
 from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera.expert_pool import load_pool, word_cosines
-from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN
+from jax_ragrl.systems.opera.grammar import PLAN
 from jax_ragrl.types import LLMRequest, Message, Sampling
-from jax_ragrl.warmstart import resumable
 from jax_ragrl.warmstart.expert_pool import (
     candidates_file,
     collect_pool,
@@ -174,32 +172,6 @@ def test_without_any_action_there_is_no_pool(tmp_path):
     with pytest.raises(UserError, match="there are no questions"):
         pool_from(teacher_reply, tmp_path / "pool.jsonl", count=0)
     assert not (tmp_path / "pool.jsonl").exists()
-
-
-def test_a_killed_and_resumed_pool_equals_an_uninterrupted_one(tmp_path, monkeypatch):
-    """Six questions at two temperatures: the second chunk of four contains both."""
-    full, parts = tmp_path / "full.jsonl", tmp_path / "parts.jsonl"
-    summary, requests = pool_from(teacher_reply, full)
-    monkeypatch.setattr(resumable, "CHUNK", 4)
-
-    def plans(requests):
-        return sum(r.purpose == PLAN for r in requests)
-
-    def kill(request):
-        if request.sampling.temperature > 0.5 and request.purpose == ANALYSIS:
-            raise KeyboardInterrupt
-        return teacher_reply(request)
-
-    with pytest.raises(KeyboardInterrupt):
-        pool_from(kill, parts)
-    rows = list(read_rows(candidates_file(parts)))
-    assert rows and not parts.exists()
-    with candidates_file(parts).open("a") as file:  # a rollout without a log line
-        file.write(json.dumps({**rows[0], "rollout": "1 q", "text": "stale"}) + '\n{"rollout": "1')
-    resumed_summary, rest = pool_from(teacher_reply, parts)
-    assert parts.read_text() == full.read_text() and resumed_summary == summary
-    assert (plans(requests), plans(rest)) == (36, 24)
-    assert plans(pool_from(teacher_reply, parts)[1]) == 0 and parts.read_text() == full.read_text()
 
 
 def test_a_failed_rollout_is_retried_without_duplicates(tmp_path):

@@ -67,14 +67,11 @@ class Teacher:
         if plan is None:
             return render_router(RETRIEVAL, question)
         if role == ROUTER:
-            return self._route(plan, rng)
+            choice = (NO_RETRIEVAL, RETRIEVAL, PLANNING)[int(rng.random() * 3)]
+            return render_router(choice, query_of(plan) if choice == RETRIEVAL else "")
         if role == FILTER:
             return self._filter(plan, prompt, documents, rng)
         return self._decide(plan, prompt, documents, rng)
-
-    def _route(self, plan: Plan, rng: random.Random) -> str:
-        choice = (NO_RETRIEVAL, RETRIEVAL, PLANNING)[int(rng.random() * 3)]
-        return render_router(choice, query_of(plan) if choice == RETRIEVAL else "")
 
     def _filter(
         self, plan: Plan, prompt: str, documents: Sequence[tuple[str, str]], rng: random.Random

@@ -171,22 +171,18 @@ class Teacher:
         plan = understand(question)
         documents = parse_passages(self.style, prompt)
         if role == REWRITER:
-            return self._rewrite(question, plan, rng)
+            if plan is None or rng.random() < self.p_copy_question:
+                return question
+            steps = resolve(plan, [self.known])
+            return render_queries(tuple(f"{relation} of {name}" for (name, relation), _ in steps))
         if role == SELECTOR:
             return self._select(plan, documents, rng) if plan else ""
-        return render_answer(self._answer(plan, documents) if plan else UNKNOWN)
-
-    def _rewrite(self, question: str, plan: Plan | None, rng: random.Random) -> str:
-        if plan is None or rng.random() < self.p_copy_question:
-            return question
-        steps = resolve(plan, [self.known])
-        return render_queries(tuple(f"{relation} of {entity}" for (entity, relation), _ in steps))
-
-    def _answer(self, plan: Plan, documents: Sequence[tuple[str, str]]) -> str:
+        if plan is None:
+            return render_answer(UNKNOWN)
         facts = [facts_of(text) for _, text in documents]
         values = [value or None for _, value in resolve(plan, [self.known, *facts])]
         missing = len(plan.hops) - len(values)
-        return conclude(plan, [*values, *[None] * missing])
+        return render_answer(conclude(plan, [*values, *[None] * missing]))
 
     def _select(self, plan: Plan, documents: Sequence[tuple[str, str]], rng: random.Random) -> str:
         if rng.random() < self.p_keep_first:
