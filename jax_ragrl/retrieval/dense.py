@@ -47,12 +47,6 @@ class DenseRetriever:
         """Returns the fingerprint of the corpus."""
         return self.corpus.fingerprint
 
-    def _hits(self, scores_K: np.ndarray, index_K: np.ndarray) -> Hits:
-        # Searchers return arrays of equal width; -inf fills the place of missing hits.
-        present_K = np.isfinite(scores_K)
-        passages = tuple(self.corpus.passages[n] for n in index_K[present_K].tolist())
-        return Hits(passages, tuple(scores_K[present_K].tolist()))
-
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
         """Returns the `k` best passages per query, best first; ties by position in the corpus.
 
@@ -64,4 +58,10 @@ class DenseRetriever:
             return []
         vectors_QD = self.encoder.encode_queries(queries)
         scores_QK, index_QK = self.searcher.search(vectors_QD, min(k, len(self.corpus)))
-        return [self._hits(s, i) for s, i in zip(scores_QK, index_QK, strict=True)]
+        result = []
+        for scores_K, index_K in zip(scores_QK, index_QK, strict=True):
+            # Searchers return arrays of equal width; -inf fills the place of missing hits.
+            present_K = np.isfinite(scores_K)
+            passages = tuple(self.corpus.passages[n] for n in index_K[present_K].tolist())
+            result.append(Hits(passages, tuple(scores_K[present_K].tolist())))
+        return result

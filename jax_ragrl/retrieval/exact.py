@@ -235,33 +235,26 @@ class ExactSearcher:
         self._vectors, self._scales = vectors_XD, scale_X1
         self._lock = threading.Lock()
 
-    def _part(self, start: int, size: int) -> Any:
-        """Returns the vectors of a device, in the memory of the host."""
-        rows = slice(start, start + size)
-        vectors_XD = pad_to_blocks(np.asarray(self._vectors[rows]))
-        if self._scales is None:
-            return vectors_XD
-        return Quantized(vectors_XD, pad_to_blocks(np.asarray(self._scales[rows])))
-
     @functools.cached_property
-    def _parts(self) -> list[Any]:
-        shares = zip(self._starts.tolist(), self._sizes, self._devices, strict=False)
-        parts = [jax.device_put(self._part(start, size), at) for start, size, at in shares]
+    def _parts(self) -> list[tuple[Any, Array]]:
+        """The vectors of each device, and their number."""
+        parts = []
+        for start, size, at in zip(self._starts.tolist(), self._sizes, self._devices, strict=False):
+            rows = slice(start, start + size)
+            part: Any = pad_to_blocks(np.asarray(self._vectors[rows]))
+            if self._scales is not None:
+                part = Quantized(part, pad_to_blocks(np.asarray(self._scales[rows])))
+            parts.append((jax.device_put(part, at), jax.device_put(np.int32(size), at)))
         self._vectors = self._scales = None  # frees those in memory
         return parts
-
-    @functools.cached_property
-    def _counts(self) -> list[Array]:
-        pairs = zip(self._sizes, self._devices, strict=True)
-        return [jax.device_put(np.int32(size), device) for size, device in pairs]
 
     def _batch(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         rows = bucket(len(queries_QD), min(MIN_QUERIES, self._most), self._most)
         padded_QD = np.zeros((rows, queries_QD.shape[1]), np.float32)
         padded_QD[: len(queries_QD)] = queries_QD
         with self._lock:  # several threads search, and one of them loads the vectors
-            parts_of_devices, counts = self._parts, self._counts
-        shares = zip(parts_of_devices, counts, self._sizes, self._devices, strict=True)
+            parts_of_devices = self._parts
+        shares = zip(parts_of_devices, self._sizes, self._devices, strict=True)
         # The calls are asynchronous: all devices compute before the first result is read.
         results = [
             nearest(
@@ -271,7 +264,7 @@ class ExactSearcher:
                 k=bucket(k, MIN_QUERIES, padded(n)),
                 stream=self._stream,
             )
-            for x, count, n, device in shares
+            for (x, count), n, device in shares
         ]
         starts = zip(jax.device_get(results), self._starts[:-1], strict=True)
         # Each device counts its passages from 0.

@@ -95,10 +95,11 @@ class FusedRetriever:
         """
         check_depth(k)
         results = [retriever.search(queries, self.candidates) for retriever in self.retrievers]
-        return [self._fuse(parts, k) for parts in zip(*results, strict=True)]
-
-    def _fuse(self, parts: tuple[Hits | EffectError, ...], k: int) -> Hits | EffectError:
-        if errors := [part for part in parts if isinstance(part, EffectError)]:
-            return errors[0]
-        hits = fuse([p for p in parts if isinstance(p, Hits)], self.weights, self.method)
-        return Hits(hits.passages[:k], hits.scores[:k])
+        fused: list[Hits | EffectError] = []
+        for parts in zip(*results, strict=True):
+            if errors := [part for part in parts if isinstance(part, EffectError)]:
+                fused.append(errors[0])
+                continue
+            hits = fuse([p for p in parts if isinstance(p, Hits)], self.weights, self.method)
+            fused.append(Hits(hits.passages[:k], hits.scores[:k]))
+        return fused

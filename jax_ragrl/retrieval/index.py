@@ -310,7 +310,10 @@ def load_indexed(
     reading = stored_reading(path, folder) if reading is None else reading
     if own_folder:
         source = store.source_of(path, None, reading.describe())
-        for sibling in _siblings(folder):
+        # Further corpora next to the index: only names of `folder_of`, 16 hex digits after its own.
+        pattern = re.compile(re.escape(folder.name) + "-[0-9a-f]{16}")
+        near = sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []
+        for sibling in (path for path in near if pattern.fullmatch(path.name)):
             if (passages := store.open_passages(sibling / PASSAGES, source)) is not None:
                 return Corpus(passages, passages.fingerprint, reading.describe())
     cache = passages_folder(folder)
@@ -337,14 +340,6 @@ def _refuse_other(folder: pathlib.Path, fingerprint: str, path: pathlib.Path) ->
             f"index {folder} was built for corpus {expected}, but {path} holds {fingerprint}: "
             "rerun 'ragrl index', or give the corpus it was built for"
         )
-
-
-def _siblings(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the folders of further corpora next to the folder of an index."""
-    # Only names of `folder_of`: the name of the folder and 16 hex digits.
-    pattern = re.compile(re.escape(folder.name) + "-[0-9a-f]{16}")
-    folders = folder.parent.iterdir() if folder.parent.is_dir() else ()
-    return sorted(path for path in folders if pattern.fullmatch(path.name))
 
 
 def folder_of(folder: pathlib.Path, fingerprint: str) -> pathlib.Path:
@@ -491,7 +486,10 @@ def run_index(
     # Read before the long work, so that a wrong path fails immediately.
     questions = with_gold(questions_path, qrels_path, reading.fields)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
-    out = _writable_folder(out)
+    out = pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out):
+        pass  # fail now if the folder is not writable, before the corpus is read
     corpus = process_zero_first(
         lambda: read_corpus(corpus_path, out, reading, lambda: units_of(encoder))
     )
@@ -521,12 +519,3 @@ def read_corpus(
     if reading.chunks:
         reading = reading._replace(units=units())
     return load_corpus(path, folder=folder / PASSAGES, reading=reading)
-
-
-def _writable_folder(path: pathlib.Path | str) -> pathlib.Path:
-    """Creates a folder and returns its path; raises `OSError` if it is not writable."""
-    folder = pathlib.Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass  # fail now if the folder is not writable, before the corpus is read
-    return folder

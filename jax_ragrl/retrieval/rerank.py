@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -109,18 +109,13 @@ class RerankedRetriever:
         """Returns up to `k` passages per query, best first; a query may fail in either stage."""
         check_depth(k)
         results = self.retriever.search(queries, max(k, self.candidates))
-        order = iter(self.reranker.scores_of([*self._pairs(queries, results)]))
+        pairs = zip(queries, results, strict=True)
+        candidates = [(q, h.passages[: self.candidates]) for q, h in pairs if isinstance(h, Hits)]
+        order = iter(self.reranker.scores_of(candidates))
         return [
             self._reranked(hits, next(order), k) if isinstance(hits, Hits) else hits
             for hits in results
         ]
-
-    def _pairs(
-        self, queries: Sequence[str], results: Sequence[Hits | EffectError]
-    ) -> Iterator[Pair]:
-        for query, hits in zip(queries, results, strict=True):
-            if isinstance(hits, Hits):
-                yield query, hits.passages[: self.candidates]
 
     def _reranked(self, hits: Hits, order: np.ndarray | EffectError, k: int) -> Hits | EffectError:
         if isinstance(order, EffectError):

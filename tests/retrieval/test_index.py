@@ -14,7 +14,6 @@ from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed, shards
-from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import (
@@ -71,21 +70,6 @@ def test_an_opened_index_finds_what_the_built_one_found(corpus, kind, dtype, tmp
     assert opened.fingerprint == corpus.fingerprint
     (first,) = opened.search(queries[:1], 1)
     assert first.passages == PASSAGES[:1] and isinstance(first.scores[0], float)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pages_and_batches_change_no_hit(corpus, kind, tmp_path):
-    retriever = build(corpus, kind, tmp_path / "index")
-    requests = [(question.text, 2, page) for page in (2, 0, 1, 3) for question in QUESTIONS]
-    assert search_pages(retriever, requests) == [
-        search_pages(retriever, [request])[0] for request in requests
-    ]
-    whole = retriever.search([QUESTIONS[0].text], 100)[0]
-    assert sorted(p.id for p in whole.passages) == [p.id for p in PASSAGES]
-    assert whole.passages[2:4] == search_pages(retriever, [(QUESTIONS[0].text, 2, 1)])[0].passages
-    assert retriever.search([], 3) == []
-    with pytest.raises(UserError, match="k=0"):
-        retriever.search(["q"], 0)
 
 
 def test_hits_that_were_not_found_are_left_out(corpus):
@@ -192,20 +176,6 @@ def test_lost_vectors_are_named(corpus, tmp_path):
         open_index(tmp_path, corpus)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_lost_shard_is_an_error_and_zeros_are_kept(corpus, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(embed, "BATCH", 1)
-    monkeypatch.setattr(shards, "SHARD", 2)
-    vectors = HashedEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
-    vectors[2:4] = 0
-    shards.write_array(vectors, tmp_path / "zeros", "float32")
-    np.testing.assert_array_equal(shards.read_array(tmp_path / "zeros"), vectors)
-    build_index(corpus, HashedEncoder.fit(corpus.passages, 32), kind, tmp_path)
-    (tmp_path / "vectors" / "c" / "2" / "0").unlink()
-    with pytest.raises(UserError, match="no readable vectors.*missing.*rerun 'ragrl index'"):
-        open_index(tmp_path, corpus)
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype", "name"),
     [
@@ -271,14 +241,6 @@ def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "scann.scann_ops.py", None)
     with pytest.raises(UserError, match="'exact'"):
         build(corpus, "scann", tmp_path)
-
-
-def test_vectors_are_written_in_batches_as_encoded(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(embed, "BATCH", 4)
-    encoder = HashedEncoder.fit(corpus.passages, 32)
-    embed.embed(corpus.passages, encoder, tmp_path / "v", "of")
-    expected = encoder.encode_passages(corpus.passages)
-    np.testing.assert_array_equal(shards.read_array(tmp_path / "v"), expected)
 
 
 def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkeypatch):

@@ -115,18 +115,6 @@ def test_a_served_index_equals_the_local_one(tmp_path: pathlib.Path):
         assert re.search("status 400.*from 1 to", str(refusal))
 
 
-@pytest.mark.parametrize("end", ["", "/", "/retrieve", "/retrieve/"])
-def test_the_servers_of_search_r1_are_read(end: str):
-    with answering(documents) as (address, seen, _):
-        remote = RemoteRetriever(address + end)
-        (ann, bob) = remote.search(["Ann", "Bob"], 2)
-    asked = {"queries": ["Ann", "Bob"], "topk": 2, "return_scores": True}
-    assert seen == [{"path": "/retrieve"} | asked]
-    assert ann.passages[0] == Passage("0", "Ann 0", "Text 0 of\nAnn.")
-    assert bob.passages[1] == Passage("1", "Bob 1", "Text 1 of\nBob.")
-    assert ann.scores == (1.0, 0.875)
-
-
 def test_half_a_surrogate_pair_of_a_server_is_replaced():
     cut = {"document": {"id": "1", "contents": '"T"\ncut \ud83d'}, "score": 1.0}
     with answering(lambda body: (200, {"result": [[cut]]})) as (address, _, _):
@@ -190,20 +178,6 @@ def test_a_key_that_no_header_may_contain_is_refused_before_any_search(key, monk
     monkeypatch.setenv("RAGRL_RETRIEVER_KEY", key)
     with pytest.raises(UserError, match="RAGRL_RETRIEVER_KEY .* copy the key again"):
         RemoteRetriever("http://localhost:1")
-
-
-def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr("jax_ragrl.runtime.servers.asyncio.sleep", sleep)
-    with answering(lambda body: (502, {"detail": "no memory"})) as (address, _, _):
-        (error,) = RemoteRetriever(address, retries=3, pause=0.5).search(["a"], 1)
-    assert isinstance(error, EffectError)
-    assert re.search("failed 4 times.*502.*no memory", str(error))
-    assert all(0.75 * s <= slept[i] <= s for i, s in enumerate([0.5, 1.0, 2.0])) and slept[3:] == []
 
 
 def test_a_timeout_is_a_failure():

@@ -154,11 +154,6 @@ def test_score_matrices_stay_within_their_budget(monkeypatch, room, part, rows):
     assert batch_sizes == {rows}
 
 
-def test_a_bucket_is_the_next_power_of_two():
-    sizes = [exact.bucket(n, 8, 256) for n in (1, 8, 9, 16, 17, 256, 300)]
-    assert sizes == [8, 8, 16, 16, 32, 256, 256]
-
-
 @pytest.mark.parametrize("k", [1, 7, 500])
 def test_vectors_on_several_devices_are_searched_as_on_one(monkeypatch, k):
     repeated = np.concatenate([VECTORS, VECTORS[::-1]])  # equal ones lie on different devices

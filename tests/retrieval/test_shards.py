@@ -1,6 +1,5 @@
 """Vectors on disk: shards that are whole or absent, resumed, shared by processes and mapped."""
 
-import json
 import os
 import pathlib
 import socket
@@ -106,25 +105,12 @@ def test_passages_of_a_call_are_of_similar_length_and_vectors_in_order(tmp_path)
     np.testing.assert_array_equal(shards.read_array(tmp_path), ROWS)
 
 
-def test_large_corpora_have_few_shards_and_small_ones_small_shards(monkeypatch):
-    monkeypatch.setattr(shards, "SHARD", 1024)
-    rows = [shards.rows_per_shard(count) for count in (1, 2**18, 2**18 + 1, 1_000_000, 21_000_000)]
-    assert rows == [1024, 1024, 2048, 4096, 131072]
-
-
 def test_a_damaged_shard_is_encoded_again(tmp_path):
     writer = opened(tmp_path)
     embed.embed_share(PASSAGES, Numbered(), writer, (0, 1))
     (tmp_path / "c" / "1" / "0").write_bytes(bytes(36))
     again = opened(tmp_path)
     assert again.missing() == [1] and again.missing(0, 2) == [] and again.missing(1, 2) == [1]
-
-
-def test_the_record_has_the_passages_and_the_hash_of_each_shard(tmp_path):
-    shards.write_array(ROWS, tmp_path, "float32")
-    records = json.loads((tmp_path / shards.RECORDS).read_text())["shards"]
-    assert [x["passages"] for x in records] == [[0, 3], [3, 6], [6, 9], [9, 11]]
-    assert len({x["sha256"] for x in records}) == 4 and not (tmp_path / shards.PROGRESS).exists()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

@@ -56,12 +56,6 @@ def test_equal_vectors_give_equal_searchers(vectors, tmp_path):
     assert hash_files(tmp_path / "absent") == ""
 
 
-def test_rungs_rise_from_few_leaves_to_all():
-    for leaves in (1, 3, 4, 5, 141, 4583):
-        rungs = leaf_rungs(leaves)
-        assert rungs[0] == min(4, leaves) and rungs[-1] == leaves and (np.diff(rungs) > 0).all()
-
-
 @pytest.mark.parametrize("target", [0.0, 0.3, 0.6, 0.9, 0.99, 2.0])
 @pytest.mark.parametrize("weight", [0.01, 1, 100])
 def test_the_cheapest_setting_is_the_best_of_the_whole_ladder(target, weight):

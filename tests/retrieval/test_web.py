@@ -244,12 +244,6 @@ def test_an_engine_that_has_moved_says_where_to():
     assert re.search("status 301.*it has moved to https://elsewhere/search", str(failure))
 
 
-def test_a_failing_engine_is_not_a_refusing_one():
-    with engine(lambda asked: Response("broken", 500)) as (address, _):
-        (error,) = WebRetriever("searxng", address, retries=0).search(["a"], 1)
-    assert isinstance(error, EffectError) and "with status 500: 'broken'" in str(error)
-
-
 def test_exhausted_credit_ends_no_run():
     replies = iter([pages, lambda asked: Response("spent", 403)])
     with engine(lambda asked: next(replies)(asked)) as (address, _):
