@@ -73,7 +73,10 @@ def attention(
         )
     # 3. The others need a mask.
     mask_BLS = lower_triangular_mask(q_BLHF.shape[1]) if visibility is None else visibility
-    side = _block_side(q_BLHF.shape[1])
+    # The largest side of a block that divides a row; 0 if there is none.
+    length = q_BLHF.shape[1]
+    sides = range(min(MAX_BLOCK_SIDE, length - 1), MIN_QUERY_BLOCK - 1, -1)
+    side = next((n for n in sides if length % n == 0), 0)
     on_cpu = impl == "auto" and target_platform() == "cpu"
     if causal and side and (on_cpu or impl == "blockwise"):
         q_BLKGF = q_BLHF.reshape(*q_BLHF.shape[:2], k_BSKF.shape[2], -1, q_BLHF.shape[3])
@@ -109,12 +112,6 @@ def reads_places(impl: str, length: int, kv_heads: int) -> bool:
     """
     on_tpu = impl == "auto" and target_platform() == "tpu"
     return (on_tpu or impl == "splash") and splash_supports(length, kv_heads)
-
-
-def _block_side(length: int) -> int:
-    """Returns the largest side of a block that divides a row; 0 if none from 32 to 64 does."""
-    sides = range(min(MAX_BLOCK_SIDE, length - 1), MIN_QUERY_BLOCK - 1, -1)
-    return next((n for n in sides if length % n == 0), 0)
 
 
 def _causal_attention(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:

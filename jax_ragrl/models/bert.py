@@ -236,17 +236,14 @@ class Bert(nnx.Module):
         if self.config.types and types_BL is not None:
             hidden_BLD = hidden_BLD + self.types(types_BL)
         hidden_BLD = self.norm(hidden_BLD)
-        # MPNet's layers share one bias.
-        bias_1HLL = self._bias(ids_BL.shape[1])
+        bias_1HLL = None
+        if FAMILIES[self.config.family].distances:
+            # MPNet's layers share one bias of the scores, by distance.
+            bias_LLH = self.distances(jnp.asarray(distance_buckets(ids_BL.shape[1])))
+            bias_1HLL = jnp.transpose(bias_LLH, (2, 0, 1))[None]
         for layer in self.layers:
             hidden_BLD = layer(hidden_BLD, mask_BL, bias_1HLL)
         return hidden_BLD
-
-    def _bias(self, length: int) -> Array | None:
-        """Returns the bias of the scores by distance, `[1, H, L, L]`; None without one."""
-        if not FAMILIES[self.config.family].distances:
-            return None
-        return jnp.transpose(self.distances(jnp.asarray(distance_buckets(length))), (2, 0, 1))[None]
 
 
 def distance_buckets(length: int) -> np.ndarray:

@@ -135,7 +135,10 @@ def weights(config: DecoderConfig) -> dict:
     tree = {
         "embed": Weight((c.vocab_size, width), ("vocab", "embed"), std=width**-0.5),
         "final_norm": Weight((width,), (None,), fill=1.0),
-        "layers": {name: _stack(w, c.num_layers) for name, w in layer_weights(c).items()},
+        "layers": {
+            name: w._replace(shape=(c.num_layers, *w.shape), axes=("layers", *w.axes))
+            for name, w in layer_weights(c).items()
+        },
     }
     if not c.tie_embeddings:
         tree["lm_head"] = Weight((c.vocab_size, width), ("vocab", "embed"), std=width**-0.5)
@@ -166,10 +169,6 @@ def layer_weights(config: DecoderConfig) -> dict[str, Weight]:
         table["q_norm"] = Weight((head,), (None,), fill=1.0)
         table["k_norm"] = Weight((head,), (None,), fill=1.0)
     return table
-
-
-def _stack(weight: Weight, num_layers: int) -> Weight:
-    return weight._replace(shape=(num_layers, *weight.shape), axes=("layers", *weight.axes))
 
 
 def _is_weight(x: object) -> bool:

@@ -174,9 +174,14 @@ class CrossEncoder:
         free = free_tokens(count_elements(self._state))
         batches = list(length_batches([len(row) for row in ids], free=free))
         # All batches are queued before the first is fetched: the devices never wait for the host.
-        outputs = [self._score([ids[n] for n in b], [types[n] for n in b], free) for b in batches]
-        for batch, batch_R in zip(batches, outputs, strict=True):
-            logits_N[batch] = jax.device_get(batch_R)[: len(batch)]  # the others are padding
+        outputs = []
+        for rows in batches:
+            texts, segments = [ids[n] for n in rows], [types[n] for n in rows]
+            batch = pad_rows(texts, self.backbone.pad_id, self.longest, types=segments, free=free)
+            arrays = jax.device_put(tuple(batch))
+            outputs.append(score_tokens(self._graph, self._state, *arrays))
+        for rows, logits_R in zip(batches, outputs, strict=True):
+            logits_N[rows] = jax.device_get(logits_R)[: len(rows)]  # the others are padding
         return np.asarray(jax.device_get(ACTIVATIONS[self.activation](jax.device_put(logits_N))))
 
     def _tokenize(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], Any]:
@@ -194,12 +199,6 @@ class CrossEncoder:
         # Tokenizers of models without segments return none.
         return rows, encoding.get("token_type_ids") or [[0] * len(row) for row in rows]
 
-    def _score(
-        self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], free: int
-    ) -> Array:
-        batch = pad_rows(rows, self.backbone.pad_id, self.longest, types=types, free=free)
-        return score_tokens(self._graph, self._state, *jax.device_put(tuple(batch)))
-
 
 def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
     """Loads a cross-encoder with one label, of the BERT family or ModernBERT.
@@ -214,7 +213,9 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
     folder = resolve_model(name, forms=FORMS)
     fields = read_json(folder / "config.json")
     _check_kind(folder, fields)
-    _check_modules(folder)
+    kinds = [entry["type"].rsplit(".", 1)[-1] for entry in read_json(folder / "modules.json")]
+    if kinds not in ([], ["Transformer"]):
+        raise UserError(f"{folder} has the modules {kinds}, which are not supported: {FORMS}")
     backbone = read_backbone(fields)
     spec = read_head(backbone, fields)
     # A tokenizer may accept more tokens than the model has positions.
@@ -235,13 +236,6 @@ def _check_kind(folder: pathlib.Path, fields: dict[str, Any]) -> None:
         f"{folder} has model_type={kind!r}{instead}, which is not a supported cross-encoder: use a "
         f"sequence-classification model of type {', '.join(MODEL_TYPES)}"
     )
-
-
-def _check_modules(folder: pathlib.Path) -> None:
-    """Raises `UserError` if a folder adds modules to the transformer."""
-    kinds = [entry["type"].rsplit(".", 1)[-1] for entry in read_json(folder / "modules.json")]
-    if kinds not in ([], ["Transformer"]):
-        raise UserError(f"{folder} has the modules {kinds}, which are not supported: {FORMS}")
 
 
 def score_activation(fields: dict[str, Any]) -> str:

@@ -161,14 +161,17 @@ class Decoder(nnx.Module):
         x_BLD = constrain(x_BLD, ("batch", "length", None))
         # 2. What all layers share: rotary tables and masks.
         key_positions_BS = positions_BL if key_positions_BS is None else key_positions_BS
+        window_mask = None
+        if c.sliding_layers and c.sliding_window is not None:
+            # Transformers' sliding window: keys less than so many positions before a query.
+            distance = positions_BL[:, :, None] - key_positions_BS[:, None, :]
+            window_mask = distance < c.sliding_window
         call = LayerCall(
             config=c,
             adapter_scale=self.adapter_scale,
             rope=rope_tables(positions_BL, c.head_dim, c.rope_theta, c.rope_scaling),
             visibility=_for_kernel(c, visibility, cache),
-            window_mask=_window_mask(
-                positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
-            ),
+            window_mask=window_mask,
             write_B=write_B,
         )
         # 3. Layers, then the final norm.
@@ -229,13 +232,6 @@ def _for_kernel(
     if reads_places(c.attention_impl, length, c.num_kv_heads) and not c.sliding_layers:
         return visibility
     return visible_until_mask(visibility)
-
-
-def _window_mask(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
-    """Returns Transformers' sliding window: keys less than `window` positions before a query."""
-    if window is None:
-        return None
-    return query_BL[:, :, None] - key_BS[:, None, :] < window
 
 
 def _scan_layers(

@@ -99,7 +99,11 @@ def _byte_level(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
             f"this GGUF file splits text by the rule {rule!r}, but only {', '.join(SPLITS)} are "
             "supported: give the original folder"
         )
-    tokenizer = Tokenizer(_bpe(fields, types, rule))
+    # Tokens that only pad the vocabulary to the rows of the embedding are left out.
+    pairs = enumerate(zip(fields["tokens"], types, strict=True))
+    vocabulary = {text: number for number, (text, kind) in pairs if kind != UNUSED}
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule in WHOLE_PIECES))
     tokenizer.pre_tokenizer = _splitter(SPLITS[rule])
     tokenizer.decoder = decoders.ByteLevel()
     if rule in COMPOSED:
@@ -157,14 +161,6 @@ def _merges_by_score(
     ]
     merges.sort(key=lambda merge: (-merge[0], merge[1]))
     return [merge[2:] for merge in merges]
-
-
-def _bpe(fields: Mapping[str, Any], types: list[int], rule: str) -> models.BPE:
-    """Tokens that only pad the vocabulary to the rows of the embedding are left out."""
-    pairs = enumerate(zip(fields["tokens"], types, strict=True))
-    vocabulary = {text: number for number, (text, kind) in pairs if kind != UNUSED}
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
-    return models.BPE(vocabulary, merges, ignore_merges=rule in WHOLE_PIECES)
 
 
 def _splitter(pattern: str | None) -> pre_tokenizers.PreTokenizer:

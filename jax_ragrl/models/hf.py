@@ -199,7 +199,13 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
                 f"checkpoint has {name} of shape {list(shapes[name])}, but config.json asks for "
                 f"{list(shape)}: they belong to different models"
             )
-    extra = sorted(n for n in set(shapes) - set(config_shapes) if not _ignorable(n, config))
+    # Constants may remain, and the copy of the embeddings in some tied checkpoints.
+    head = TOP_NAMES["lm_head"] if config.tie_embeddings else None
+    extra = sorted(
+        name
+        for name in set(shapes) - set(config_shapes)
+        if name != head and not name.endswith("rotary_emb.inv_freq")
+    )
     if extra:
         raise UserError(
             f"checkpoint has {extra[0]} and {len(extra) - 1} more tensors that config.json "
@@ -230,12 +236,6 @@ def full_name(name: str) -> str:
     return f"model.{name}" if is_bare else name
 
 
-def _ignorable(name: str, config: DecoderConfig) -> bool:
-    """Whether a tensor is a constant, or the copy of the embeddings in some tied checkpoints."""
-    tied_copy = config.tie_embeddings and name == TOP_NAMES["lm_head"]
-    return tied_copy or name.endswith("rotary_emb.inv_freq")
-
-
 def _load_params(
     config: DecoderConfig, files: dict[str, Path], mesh: Mesh | None, rules: Rules | None
 ) -> dict:
@@ -245,7 +245,9 @@ def _load_params(
 
     def load(name: str) -> Array:
         weight, one_layer = flat[name]
-        sharding = _sharding(weight, mesh, rules)
+        sharding: Sharding = SingleDeviceSharding(jax.local_devices()[0])
+        if mesh is not None:
+            sharding = to_sharding(weight.axes, weight.shape, mesh, rules)
         return _load_param(name, weight, layout_of(name, one_layer), files, sharding, config)
 
     # The largest first: the host copy of a tensor adds least to the peak while little is loaded.
@@ -253,12 +255,6 @@ def _load_params(
     params: dict[str, Any] = {name: load(name) for name in order}
     layers = {name: params.pop(name) for name in per_layer}
     return params | {"layers": layers}
-
-
-def _sharding(weight: Weight, mesh: Mesh | None, rules: Rules | None) -> Sharding:
-    if mesh is None:
-        return SingleDeviceSharding(jax.local_devices()[0])
-    return to_sharding(weight.axes, weight.shape, mesh, rules)
 
 
 def _load_param(

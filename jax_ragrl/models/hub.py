@@ -42,7 +42,10 @@ def download(name: str, *, weights: bool = True) -> Path:
     assert match, f"{name} is not a name on the Hub"
     repository, revision = match["name"], match["revision"]
     cached = _cached(repository, revision)
-    if cached and _has_config(cached) and (_has_weights(cached) or not weights):
+    # Other tools may have fetched a config or a tokenizer only.
+    needed = ("config.json", "tokenizer_config.json")
+    is_whole = cached and all(any(cached.rglob(name)) for name in needed)
+    if cached and is_whole and (_has_weights(cached) or not weights):
         return _with_small_files(repository, cached)
     folder = _snapshot(repository, revision, SMALL)
     if weights and not _has_weights(folder):
@@ -78,11 +81,6 @@ def _with_small_files(repository: str, snapshot: Path) -> Path:
         return _snapshot(repository, snapshot.name, SMALL)  # its name is the commit
     except UserError:
         return snapshot
-
-
-def _has_config(folder: Path) -> bool:
-    """Whether a snapshot has a config and a tokenizer: other tools may have fetched only one."""
-    return all(any(folder.rglob(name)) for name in ("config.json", "tokenizer_config.json"))
 
 
 def _has_weights(folder: Path) -> bool:

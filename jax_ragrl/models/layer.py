@@ -148,21 +148,17 @@ def _qkv(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> tuple[Array, Arr
         for n, y in zip("qkv", (q, k, v), strict=True)
     )
     if c.qkv_bias:
-        q, k, v = (_add_bias(x, p[f"{n}_bias"]) for n, x in zip("qkv", (q, k, v), strict=True))
+        # In float32: the backward pass of the sum adds up the cotangents of all tokens, which
+        # bfloat16 would round away.
+        biases = (_expand_like(p[f"{n}_bias"], q).astype(jnp.float32) for n in "qkv")
+        q, k, v = (
+            (x.astype(jnp.float32) + bias).astype(x.dtype)
+            for x, bias in zip((q, k, v), biases, strict=True)
+        )
     # 3. Norms per head (Qwen3), then the rotation.
     if c.qk_norm:
         q, k = rms_norm(q, p["q_norm"], c.rms_norm_eps), rms_norm(k, p["k_norm"], c.rms_norm_eps)
     return apply_rope(q, call.rope), apply_rope(k, call.rope), v
-
-
-def _add_bias(x: Array, bias: Array) -> Array:
-    """Returns `x + bias` in the dtype of `x`.
-
-    The sum is float32: its backward pass adds up the cotangents of all tokens, which bfloat16 would
-    round away.
-    """
-    wide = _expand_like(bias.astype(x.dtype), x).astype(jnp.float32)
-    return (x.astype(jnp.float32) + wide).astype(x.dtype)
 
 
 def _mlp(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> Array:
@@ -192,7 +188,11 @@ def linear(x: Array, name: str, p: dict[str, Array], scale: float, inputs: int =
 
 
 def _matmul(x: Array, kernel: Any, inputs: int = 1) -> Array:
-    return matmul(x, _to_dtype(kernel, x.dtype), inputs)
+    if hasattr(kernel, "qvalue"):  # quantized weights, see `models/int8.py`
+        cast = kernel.qvalue.astype(x.dtype) * kernel.scale.astype(x.dtype)
+    else:
+        cast = kernel.astype(x.dtype)
+    return matmul(x, cast, inputs)
 
 
 def _add_adapter(
@@ -203,13 +203,6 @@ def _add_adapter(
         low = matmul(x, p[f"{name}_lora_a"].astype(x.dtype), inputs)
         y = y + jnp.asarray(scale, x.dtype) * matmul(low, p[f"{name}_lora_b"].astype(x.dtype))
     return saveable(y, PRODUCT)
-
-
-def _to_dtype(kernel: Any, dtype: jnp.dtype) -> Array:
-    """Casts a kernel, an array or quantized weights (`models/int8.py`), to the compute dtype."""
-    if hasattr(kernel, "qvalue"):
-        return kernel.qvalue.astype(dtype) * kernel.scale.astype(dtype)
-    return kernel.astype(dtype)
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:

@@ -89,10 +89,6 @@ def _native_matmul(inputs: int, x: Array, kernel: Array) -> Array:
     return _product(x, kernel, axes, math.prod(x.shape[: x.ndim - inputs])).astype(x.dtype)
 
 
-def _forward(inputs: int, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _native_matmul(inputs, x, kernel), (x, kernel)
-
-
 def _backward(inputs: int, residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     x, kernel = residuals
     batch, outputs = tuple(range(x.ndim - inputs)), range(-kernel.ndim + inputs, 0)
@@ -113,4 +109,6 @@ def _product(
     return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
-_native_matmul.defvjp(_forward, _backward)
+_native_matmul.defvjp(
+    lambda inputs, x, kernel: (_native_matmul(inputs, x, kernel), (x, kernel)), _backward
+)

@@ -97,17 +97,14 @@ def frequencies(
     if scaling is not None and scaling.kind == "linear":
         inv_freq = inv_freq / scaling.factor
     elif scaling is not None and scaling.kind == "llama3":
-        inv_freq = _llama3(inv_freq, scaling)
+        # Low frequencies are divided by the factor, high ones are left; between them is a mixture.
+        turns = scaling.original_max_positions * inv_freq / (2 * math.pi)
+        width = scaling.high_freq - scaling.low_freq
+        keep = np.clip((turns - scaling.low_freq) / width, 0.0, 1.0)
+        inv_freq = (1 - keep) * inv_freq / scaling.factor + keep * inv_freq
     elif scaling is not None:
         inv_freq, gain = _yarn(inv_freq, head_dim, theta, scaling)
     return inv_freq.astype(np.float32), gain
-
-
-def _llama3(inv_freq: np.ndarray, s: RopeScaling) -> np.ndarray:
-    """Divides low frequencies by the factor, leaves high ones, and interpolates in between."""
-    turns = s.original_max_positions * inv_freq / (2 * math.pi)
-    keep = np.clip((turns - s.low_freq) / (s.high_freq - s.low_freq), 0.0, 1.0)
-    return (1 - keep) * inv_freq / s.factor + keep * inv_freq
 
 
 def _yarn(

@@ -56,14 +56,10 @@ def write_file(path: Path, entries: Sequence[Entry]) -> None:
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for e in entries:
-            f.write(_to_bytes(e))
-
-
-def _to_bytes(entry: Entry) -> memoryview:
-    value: np.ndarray = np.ascontiguousarray(entry.fetch(), dtype=jnp.dtype(entry.dtype))
-    if value.shape != entry.shape:
-        raise ValueError(f"{entry.name}: fetched {value.shape}, but the header says {entry.shape}")
-    return value.reshape(-1).view(np.uint8).data
+            value: np.ndarray = np.ascontiguousarray(e.fetch(), dtype=jnp.dtype(e.dtype))
+            if value.shape != e.shape:
+                raise ValueError(f"{e.name}: fetched {value.shape}, but the header says {e.shape}")
+            f.write(value.reshape(-1).view(np.uint8).data)
 
 
 def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -> None:

@@ -106,20 +106,16 @@ def length_batches(
         length = bucket_size(lengths[order[0]], buckets)
         rows = max_rows(length, most_tokens)
         if most_tokens < math.inf:
-            rows = _with_little_padding(min(rows, len(order)), length)
+            rows = min(rows, len(order))
+            missing = bucket_size(rows, ROW_BUCKETS) - rows
+            # If over a fifth would be padding, a batch fills a smaller bucket.
+            if missing * length >= CPU_PADDING and 5 * missing > missing + rows:
+                rows = max(n for n in ROW_BUCKETS if n <= rows)
         else:
             # An accelerator takes as long for few rows as for some more.
             rows = devices * rows
         yield order[:rows]
         order = order[rows:]
-
-
-def _with_little_padding(rows: int, length: int) -> int:
-    """Returns `rows`, or the rows that fill a smaller bucket if over a fifth would be padding."""
-    missing = bucket_size(rows, ROW_BUCKETS) - rows
-    if missing * length < CPU_PADDING or 5 * missing <= missing + rows:
-        return rows
-    return max(n for n in ROW_BUCKETS if n <= rows)
 
 
 def pad_rows(

@@ -51,21 +51,13 @@ def look_up(copy_VD: Array, sink_VD: Array, ids: Array) -> Array:
     return copy_VD[ids]
 
 
-def _look_up_forward(copy_VD: Array, sink_VD: Array, ids: Array) -> tuple[Array, tuple[Array, ...]]:
-    return copy_VD[ids], (sink_VD, ids)
-
-
 def _look_up_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[None, Array, None]:
     sink_VD, ids = residuals
-    if _columns_are_split(sink_VD, ids):
+    # Whether fsdp devices own columns of the table, and each device has rows of tokens.
+    owners, rows = axis_size("fsdp"), axis_size("data") * axis_size("fsdp")
+    if owners > 1 and sink_VD.shape[1] % owners == 0 and ids.shape[0] % rows == 0:
         return None, _add_on_owners(sink_VD.shape[0], ids, grad), None
     return None, jnp.zeros_like(sink_VD).at[ids].add(grad.astype(jnp.float32)), None
-
-
-def _columns_are_split(sink_VD: Array, ids: Array) -> bool:
-    """Whether fsdp devices own columns of the table, and each device has rows of tokens."""
-    owners, rows = axis_size("fsdp"), axis_size("data") * axis_size("fsdp")
-    return owners > 1 and sink_VD.shape[1] % owners == 0 and ids.shape[0] % rows == 0
 
 
 def _add_on_owners(vocab: int, ids: Array, grad: Array) -> Array:
@@ -102,7 +94,7 @@ def _add_on_owners(vocab: int, ids: Array, grad: Array) -> Array:
     return on_mesh(ids, grad)
 
 
-look_up.defvjp(_look_up_forward, _look_up_backward)
+look_up.defvjp(lambda copy_VD, sink_VD, ids: (copy_VD[ids], (sink_VD, ids)), _look_up_backward)
 
 
 @jax.custom_vjp
@@ -122,12 +114,6 @@ def project(copy_VD: Array, sink_VD: Array, hidden: Array) -> Array:
     return einsum_f32("...d,vd->...v", hidden, copy_VD)
 
 
-def _project_forward(
-    copy_VD: Array, sink_VD: Array, hidden: Array
-) -> tuple[Array, tuple[Array, Array]]:
-    return project(copy_VD, sink_VD, hidden), (copy_VD, hidden)
-
-
 def _project_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[None, Array, Array]:
     copy_VD, hidden = residuals
     # Flattened, the products are plain matmuls that sum over all tokens at once.
@@ -137,4 +123,7 @@ def _project_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[None
     return None, einsum_f32("nv,nd->vd", grad_NV, hidden_ND), back_ND.reshape(hidden.shape)
 
 
-project.defvjp(_project_forward, _project_backward)
+project.defvjp(
+    lambda copy_VD, sink_VD, hidden: (project(copy_VD, sink_VD, hidden), (copy_VD, hidden)),
+    _project_backward,
+)

@@ -83,14 +83,6 @@ def test_instructions_for_bfloat16_are_read_from_the_system(lines, expected, tmp
     assert module.multiplies_bfloat16.__wrapped__() is expected
 
 
-@pytest.mark.parametrize("dtype, backend", [("float32", "cpu"), ("bfloat16", "gpu")])
-def test_other_matmuls_are_plain(dtype, backend, monkeypatch):
-    monkeypatch.setattr(module.jax, "default_backend", lambda: backend)
-    x, kernel, _ = arrays(1, dtype)
-    text = str(jax.make_jaxpr(matmul)(x, kernel))
-    assert text == str(jax.make_jaxpr(lambda x, w: jnp.tensordot(x, w, 1))(x, kernel))
-
-
 @pytest.mark.parametrize("inputs", [1, 2])
 def test_a_flat_gradient_equals_that_with_heads(inputs, monkeypatch):
     """A TPU with an fsdp axis computes the gradient of a flat kernel, and separately."""

@@ -25,11 +25,6 @@ UNKNOWN = {
 }
 
 
-def test_there_are_forty_of_them_and_each_says_where_it_is_from():
-    assert len(PUBLISHED) >= 40 and len(REFUSED) >= 10
-    assert all(entry["source"] and entry["config"]["model_type"] for entry in PUBLISHED.values())
-
-
 def test_the_families_nearest_to_the_supported_ones_are_refused_by_name():
     refused = {PUBLISHED[name]["expect"] for name in REFUSED}
     assert {"of Mistral", "of Mixtral", "of Gemma 3", "of Qwen3-MoE"} <= refused

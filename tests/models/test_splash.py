@@ -12,7 +12,7 @@ from jax_ragrl.models import splash as splash_module
 from jax_ragrl.models.attention import attention, reads_places, visible_until_mask
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.models.splash import BLOCK_SIDES, SPLASH_MIN_KEYS, splash, splash_supports
+from jax_ragrl.models.splash import BLOCK_SIDES, SPLASH_MIN_KEYS, splash
 from jax_ragrl.runtime.sharding import make_mesh
 from tests.models.gradients import assert_close, value_and_gradients
 
@@ -105,15 +105,6 @@ def test_a_device_gets_its_own_rows_and_heads(batch, rows, monkeypatch):
     queries, keys = ((rows, LENGTH, heads, 16) for heads in (2, 1))
     assert [x.shape for x in calls[-1]] == [queries, keys, keys, (rows, LENGTH)]
     assert out.shape == (batch, LENGTH, 4, 16)
-
-
-def test_a_row_has_the_largest_blocks_that_divide_it(monkeypatch):
-    monkeypatch.setattr(splash_module, "BLOCK_SIDES", BLOCK_SIDES)
-    lengths = (1536, 1280, 1152)
-    assert [splash_module._side(length) for length in lengths] == [512, 256, 128]
-    assert all(splash_supports(length, 1) for length in lengths) and not splash_supports(
-        1152 + 64, 1
-    )
 
 
 def test_pairs_without_a_load_repeat_the_last_number():
