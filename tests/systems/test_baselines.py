@@ -11,7 +11,7 @@ import pytest
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.rollout.system import Execution, Fault, Steps, StrategyChoice
+from jax_ragrl.rollout.system import Fault, Steps, StrategyChoice
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
@@ -29,11 +29,10 @@ from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
 from jax_ragrl.text.prompts import parse_passages, template
-from jax_ragrl.types import Hits, LLMRequest, Passage
+from jax_ragrl.types import LLMRequest, Passage
 from tests.rollout.tape import ANN, BOB, Tape, passage, system
 
 STYLES = ("baselines", "baselines_tiny")
-NOTHING = Hits((), ())
 QUERY = ANN.text
 
 
@@ -86,22 +85,6 @@ class NotedScript(ScriptedSystem):
         yield StrategyChoice("single")
         hits = yield Search("q", self.top_k)
         yield Done(f"{first} {len(hits.passages)}", "answered")
-
-
-def test_a_script_is_a_function_of_its_replies():
-    hits = Hits((passage(1), passage(2)), (1.0, 0.5))
-    runs = [Execution(NotedScript(top_k=2), ANN)]
-    for reply in ("Ulm", hits):
-        runs.append(runs[-1].advance(reply))
-    assert [type(run.effects[0]).__name__ for run in runs] == ["CallLLM", "Search", "Done"]
-    assert runs[-1].effects == (Done("Ulm 2", "answered"),)
-    states = [run.state for run in runs]
-    assert (states[0].faults, states[1].faults) == ((), ("not Ulm",))
-    assert (states[0].strategy, states[1].strategy) == (None, "single")
-    # An execution is a value: advancing it again gives equal states and does not change it.
-    assert runs[0].advance("Ulm").state == states[1] == runs[0].advance("Ulm").state
-    other = runs[0].advance("Rom").advance(NOTHING)
-    assert other.effects == (Done("Rom 0", "answered"),) and runs[0].state == states[0]
 
 
 def test_faults_and_choices_of_scripts_are_counted():

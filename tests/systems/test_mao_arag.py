@@ -41,7 +41,7 @@ from jax_ragrl.systems.mao_arag import (
     sub_questions,
     turn_cost,
 )
-from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, USUAL_PLANS, FixedWorkflow
+from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
 from jax_ragrl.systems.mao_arag.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
 from jax_ragrl.types import Question, Sampling
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever
@@ -427,11 +427,6 @@ def test_without_sub_answers_nothing_is_summarized(plan):
     assert len(own_of(forest)) == 5
 
 
-def test_a_retried_planner_call_is_a_new_sample():
-    forest, tape = retry("QDP", "?", "?", "AG", "AG", parts=["A?", "B?"])
-    assert len(set(tape.seeds)) == len(forest.records) - 1
-
-
 def improvise(role: str, prompt: str, rng: random.Random) -> str:
     """Any plan, one in three illegal."""
     legal = [render_plan(plan) for plan in (*WORKFLOWS, (QDS,), (QDP,))]
@@ -575,12 +570,6 @@ def test_a_fixed_workflow_acts_as_a_planner_that_always_writes_it(plan):
     assert len(fixed.records) == 1, "no role acts"
 
 
-def test_there_are_sixteen_workflows_of_three_forms():
-    assert len(set(PLANS)) == 48
-    with pytest.raises(UserError, match=r"'R' is not a workflow: use one that ends in AG"):
-        FixedWorkflow(MAOARAG(), ("R",))
-
-
 # --- The synthetic corpus ------------------------------------------------------------------------
 
 
@@ -608,18 +597,6 @@ def world_environment(**options: Any) -> Environment:
     """The executors of the small world, and its teacher as the planner."""
     executors = WorldExecutors(small_world(), style="mao_arag_tiny")
     return Environment(TeacherSampler(Teacher(**options), tokenizer()), index(), executors)
-
-
-def test_the_best_fixed_workflow_is_a_usual_one():
-    """A planner that is compared with the usual plans is compared with the strongest."""
-    questions = purposes("all")[::4] + purposes("chain")[::8] + purposes("comparison")[::8]
-    scores = dict.fromkeys(PLANS, 0.0)
-    for plan in PLANS:
-        system = FixedWorkflow(MAOARAG(style="mao_arag_tiny"), plan)
-        forest = collect(system, single_chain, questions, world_environment())
-        right = recipe(Settings()).reward(forest)[forest.leaf_N] == 1
-        scores[plan] = float(np.mean(right))
-    assert max(scores, key=lambda plan: scores[plan]) in USUAL_PLANS, scores
 
 
 def score_plans(kind: str, **options: Any) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from jax_ragrl.rollout.effects import Done, Search
@@ -114,7 +114,7 @@ class PromptedAgent(ScriptedSystem):
     max_documents: int = 15
 
     prompt: ClassVar[str]
-    parse: ClassVar[Callable[[str], ParsedAction]]
+    parse: ClassVar[staticmethod[[str], ParsedAction]]
 
     def observe(
         self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]

@@ -59,14 +59,14 @@ class FixedWorkflow(WrappedSystem):
 
     def steps(self, question: Question) -> Steps:
         """Yields the steps of the workflow, without the planner calls."""
-        return with_actions(self.system.steps(question), self._write)
+        # The decomposition, if there is one, comes first; then the workflow of each sub-question.
+        start = 1 if self.plan[0] in (QDS, QDP) else 0
 
-    def _write(self, effect: Generate) -> ParsedAction:
-        """Returns the decomposition, if there is one, or the workflow."""
-        decomposes = self.plan[0] in (QDS, QDP)
-        if decomposes and effect.role == PLANNER:
-            return ParsedAction("Plan", self.plan[:1])
-        return ParsedAction("Plan", self.plan[1:] if decomposes else self.plan)
+        def write(effect: Generate) -> ParsedAction:
+            first = start and effect.role == PLANNER
+            return ParsedAction("Plan", self.plan[:1] if first else self.plan[start:])
+
+        return with_actions(self.system.steps(question), write)
 
 
 def fixed_workflows(system: MAOARAG) -> dict[str, System]:

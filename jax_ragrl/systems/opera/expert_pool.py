@@ -75,16 +75,17 @@ def candidates_of(
     return [
         (
             r.question,
-            Candidate(r.role, _text(prompts[r.action.prompt_ids]), r.action.text, float(reward)),
+            Candidate(
+                r.role,
+                prompts[r.action.prompt_ids].messages[-1].content,
+                r.action.text,
+                float(reward),
+            ),
         )
         for r, reward in zip(forest.records, reward_N, strict=True)
         # Leaves have no action, and failed actions no text.
         if r.action is not None and not r.action.error
     ]
-
-
-def _text(request: ActionRequest) -> str:
-    return request.messages[-1].content
 
 
 @dataclasses.dataclass(frozen=True)

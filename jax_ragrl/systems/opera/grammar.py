@@ -79,7 +79,11 @@ def parse_plan(text: str) -> ParsedAction:
     # 2. XML or numbered lines, whose needs are their placeholders.
     pairs = enclosed(_up_to_last(">", text), _XML, lambda _: _XML_END)
     goals = [goal for _, goal in pairs] or _LINE.findall(text)
-    plain = [_without_needs(goal).strip() for goal in goals]
+    starts = [_up_to_last("}", goal) for goal in goals]
+    plain = [
+        (_DEPS.sub("", start) + goal[len(start) :]).strip()
+        for start, goal in zip(starts, goals, strict=True)
+    ]
     if not any(plain):
         return invalid_action("No Plan")
     return ParsedAction(PLAN, tuple(Step(goal, references(goal)) for goal in plain if goal))
@@ -88,11 +92,6 @@ def parse_plan(text: str) -> ParsedAction:
 def _up_to_last(mark: str, text: str) -> str:
     """Returns a text up to a mark, after which no pattern that ends with the mark should search."""
     return text[: text.rfind(mark) + 1]
-
-
-def _without_needs(goal: str) -> str:
-    start = _up_to_last("}", goal)
-    return _DEPS.sub("", start) + goal[len(start) :]
 
 
 def _without_spare_commas(text: str) -> str:

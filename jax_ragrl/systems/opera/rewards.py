@@ -174,16 +174,11 @@ def plan_logic(question: str, steps: Sequence[Step]) -> float:
     for number, step in enumerate(steps, start=1):
         score *= 0.8 if " and " in step.goal else 1.0
         score *= 0.7 if any(n >= number for n in step.declared_needs) else 1.0
-    return score * _name_coverage(question, steps)
-
-
-def _name_coverage(question: str, steps: Sequence[Step]) -> float:
-    """Returns the share of a question's capitalized names that occur in a plan; 1 without names."""
     # The first word of a question is capitalized without being a name.
     entities = _ENTITY.findall(question[:1].lower() + question[1:])
     names = [_ENDING.sub("", name) for name in entities]
     goals = " ".join(step.goal for step in steps)
-    return sum(name in goals for name in names) / len(names) if names else 1.0
+    return score * (sum(name in goals for name in names) / len(names) if names else 1.0)
 
 
 def plan_struct(steps: Sequence[Step], least: int = 2) -> float:

@@ -27,8 +27,9 @@ def strict_grammars(max_plan_steps: int) -> dict[str, str]:
     strategy, keywords = f'"strategy": "{_STRATEGY}"', f'"{_STRING}"(?:, "{_STRING}")*'
     yes = f'"status": "{YES}", "answer": "{_STRING}"'
     no = f'"status": "{NO}", "answer": ""'
+    compact = [f"{i} {_goal(i, '')}" for i in range(1, max_plan_steps + 1)]
     return {
-        PLAN: choice(_json_plan(max_plan_steps), _compact_plan(max_plan_steps)),
+        PLAN: choice(_json_plan(max_plan_steps), _prefixes(compact, r"\n")),
         ANALYSIS: choice(
             rf'\{{{choice(yes, no)}, "analysis": "{_STRING}"\}}',
             f"{line(without=_BRACKETS)}\n{choice(f'{YES}: {_ANSWER}', NO)}",
@@ -49,10 +50,6 @@ def _json_plan(steps: int) -> str:
             rf'\{{"subgoal_id": {i}, "subgoal": "{goal}", "dependencies": \[(?:{needs})?\]\}}'
         )
     return rf"\[{_prefixes(objects, _COMMA)}\]"
-
-
-def _compact_plan(steps: int) -> str:
-    return _prefixes([f"{i} {_goal(i, '')}" for i in range(1, steps + 1)], r"\n")
 
 
 def _goal(i: int, label: str, without: str = "") -> str:

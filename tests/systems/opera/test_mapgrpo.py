@@ -24,7 +24,6 @@ from jax_ragrl.systems.opera.expert_pool import (
     RecordingSampler,
     build_pool,
     candidates_of,
-    cosine,
     load_pool,
     vector_cosines,
 )
@@ -90,10 +89,6 @@ def test_all_plans_continue_and_all_queries_are_searched():
 )
 def test_an_expert_joins_the_group(injection, question, branching):
     assert groups(ANALYSIS, injection=injection)(effect(ANALYSIS), question) == branching
-
-
-def test_a_group_without_a_pool_is_all_samples():
-    assert groups(PLAN, source=None)(effect(PLAN), "q") == Branching(4, ())
 
 
 def test_periodic_injection_takes_a_fixed_share_of_questions():
@@ -190,11 +185,6 @@ def test_the_advantage_is_relative_to_the_sibling_mean():
     assert analyses(YES, ROM, NO) == close(
         [(YES, 1 - mean, 1), (ROM, 0.35 - mean, 1), (NO, 0.1 - mean, 1)]
     )
-
-
-def test_an_action_counts_by_its_multiplicity():
-    mean = (1.0 + 3 * 0.1) / 4
-    assert analyses(YES, NO, NO, NO) == close([(YES, 1 - mean, 1), (NO, 3 * (0.1 - mean), 1)])
 
 
 def test_merged_actions_have_the_gradient_of_their_copies():
@@ -416,11 +406,6 @@ def test_near_duplicates_may_be_found_by_meaning():
 def test_equal_scores_are_ordered_by_text():
     rows = [Candidate(PLAN, "p", text, 1.0) for text in ("b", "a", "c")]
     assert [c.text for c in build_pool(rows)] == [c.text for c in build_pool(rows[::-1])]
-
-
-def test_cosine():
-    assert cosine({"a": 1, "b": 1}, {"b": 2, "c": 2}) == pytest.approx(0.5)
-    assert cosine({}, {}) == 1.0 and cosine({"a": 1}, {}) == 0.0
 
 
 def test_the_summary_of_a_pool():

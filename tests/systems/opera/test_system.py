@@ -203,12 +203,6 @@ def test_the_recipe_is_the_table_of_the_paper():
     assert code.plan_reward == "code"
 
 
-def test_the_recipe_continues_plans_and_searches_queries():
-    expander = opera.recipe(WORLD).expander(frozenset((PLAN, REWRITE)))
-    assert expander.trained_roles == {PLAN, REWRITE} and expander.size == 8
-    assert expander.continue_all == {PLAN} and expander.search_all == {REWRITE}
-
-
 def test_a_missing_expert_pool_is_an_error():
     recipe = opera.recipe(Settings())
     with pytest.raises(UserError, match=r"recipe.expert_pool, or set recipe.expert.when=off"):
