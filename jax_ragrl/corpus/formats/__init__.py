@@ -1,4 +1,4 @@
-"""Data set formats, one file per format, and detection of the format from a file's content.
+"""Data set formats, and detection of the format from a file's content.
 
 `load_questions` and `load_passages` look at the shape of a file (folder, document, object, records)
 and at the fields of its first record, whatever contains them (JSON, a table, parquet); `format=`
@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.corpus.formats.ambignq import read_ambignq
-from jax_ragrl.corpus.formats.beir import read_beir
+from jax_ragrl.corpus.formats import published
 from jax_ragrl.corpus.formats.documents import read_documents
 from jax_ragrl.corpus.formats.files import Source
 from jax_ragrl.corpus.formats.flashrag import (
@@ -21,12 +20,7 @@ from jax_ragrl.corpus.formats.flashrag import (
     read_flashrag_questions,
     save_questions,
 )
-from jax_ragrl.corpus.formats.freshqa import read_freshqa
-from jax_ragrl.corpus.formats.hotpotqa import read_hotpotqa
 from jax_ragrl.corpus.formats.look import FileLook, data_files, look
-from jax_ragrl.corpus.formats.multihop_rag import read_multihop_rag
-from jax_ragrl.corpus.formats.musique import read_musique
-from jax_ragrl.corpus.formats.nq_open import read_nq_open, read_nq_oracle
 from jax_ragrl.corpus.formats.own import (
     MAIN,
     NAMES,
@@ -37,10 +31,6 @@ from jax_ragrl.corpus.formats.own import (
     read_own_passages,
     read_own_questions,
 )
-from jax_ragrl.corpus.formats.popqa import read_popqa
-from jax_ragrl.corpus.formats.title_sentences import read_title_sentences
-from jax_ragrl.corpus.formats.triviaqa import read_triviaqa
-from jax_ragrl.corpus.formats.verl import read_verl
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -121,24 +111,30 @@ def _read_passages(source: Source) -> tuple[list[Question], Iterable[Passage]]:
 
 # In order of precedence: the first format whose fields are all present is chosen.
 FORMATS: dict[str, Format] = {
-    "beir": _format("folder", "", BOTH, read_beir),
-    "triviaqa": _format("object", "Data", QUESTIONS, read_triviaqa),
+    "beir": _format("folder", "", BOTH, published.read_beir),
+    "triviaqa": _format("object", "Data", QUESTIONS, published.read_triviaqa),
     # Any other JSON object: this format has no fixed fields, so that it follows `triviaqa`.
-    "title_sentences": _format("object", "", PASSAGES, read_title_sentences),
-    "popqa": _format("records", "question possible_answers", QUESTIONS, read_popqa),
+    "title_sentences": _format("object", "", PASSAGES, published.read_title_sentences),
+    "popqa": _format("records", "question possible_answers", QUESTIONS, published.read_popqa),
     "dpr": _format("tsv", "id text title", PASSAGES, _read_passages),
-    "freshqa": _format("records", "question answer_0", QUESTIONS, read_freshqa),
+    "freshqa": _format("records", "question answer_0", QUESTIONS, published.read_freshqa),
     "flashrag_questions": _format(
         "records", "question golden_answers", QUESTIONS, read_flashrag_questions
     ),
-    "musique": _format("records", "question paragraphs question_decomposition", BOTH, read_musique),
-    "hotpotqa": _format("records", "question context supporting_facts", BOTH, read_hotpotqa),
-    "nq_oracle": _format("records", "question answers ctxs", BOTH, read_nq_oracle),
-    "multihop_rag": _format("records", "query answer evidence_list", QUESTIONS, read_multihop_rag),
-    "ambignq": _format("records", "question annotations", QUESTIONS, read_ambignq),
-    "verl": _format("records", "prompt reward_model", QUESTIONS, read_verl),
+    "musique": _format(
+        "records", "question paragraphs question_decomposition", BOTH, published.read_musique
+    ),
+    "hotpotqa": _format(
+        "records", "question context supporting_facts", BOTH, published.read_hotpotqa
+    ),
+    "nq_oracle": _format("records", "question answers ctxs", BOTH, published.read_nq_oracle),
+    "multihop_rag": _format(
+        "records", "query answer evidence_list", QUESTIONS, published.read_multihop_rag
+    ),
+    "ambignq": _format("records", "question annotations", QUESTIONS, published.read_ambignq),
+    "verl": _format("records", "prompt reward_model", QUESTIONS, published.read_verl),
     # After several formats that have these two fields, too.
-    "nq_open": _format("records", "question answer", QUESTIONS, read_nq_open),
+    "nq_open": _format("records", "question answer", QUESTIONS, published.read_nq_open),
     "flashrag_passages": _format("records", "id contents", PASSAGES, read_flashrag_passages),
     "passages_jsonl": _format("records", "id title text", PASSAGES, _read_passages),
     "beir_corpus": _format("records", "_id text", PASSAGES, _read_passages),

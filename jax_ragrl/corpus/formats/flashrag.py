@@ -45,7 +45,7 @@ def split_contents(contents: str) -> tuple[str, str]:
 def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the titles of the supporting facts in FlashRAG's HotpotQA and 2WikiMultiHopQA.
 
-    Each title is a hop (see `hotpotqa.py`).
+    Each title is a hop (see `published.py`).
     """
     facts = metadata.get("supporting_facts")
     titles: Any = facts.get("title") if isinstance(facts, dict) else None
