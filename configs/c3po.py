@@ -8,8 +8,8 @@
 The settings are from tables 1, 7 and 8.
 
 Policy: Qwen2-0.5B or 1.5B in Hugging Face layout, after a warm start on demonstrations of the 72B
-model: `ragrl demos` with this config, then `ragrl sft` with configs/warmup_c3po.py, which lists the
-commands.
+model: `ragrl warmup demos` with this config, then `ragrl warmup sft` with configs/warmup_c3po.py,
+which lists the commands.
 
 Data: 6,000 training questions from each of six data sets, sampled from their files:
     --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl,...

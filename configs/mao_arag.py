@@ -39,9 +39,10 @@ Small planners (table 2): a planner of 1.5B or 0.5B does not follow the format. 
 workflows of the trained planner, here those whose answer had an F1 of 1; the rates are the code's:
 
     ragrl export runs/mao_arag --out runs/planner
-    ragrl demos --config=configs/mao_arag.py ... --writer=runs/planner --temperature=0 \
+    ragrl warmup demos --config=configs/mao_arag.py ... --writer=runs/planner --temperature=0 \
         --out=plans.jsonl
-    ragrl sft --config=configs/warmup_c3po.py --config.data.demos=plans.jsonl --out=runs/small \
+    ragrl warmup sft --config=configs/warmup_c3po.py --config.data.demos=plans.jsonl \
+        --out=runs/small \
         --config.policy=FOLDER --config.epochs=1 --config.batch_size=96 \
         --config.optimizer.policy_lr=1e-5 --config.optimizer.warmup_fraction=0.1
     ragrl train --config=configs/mao_arag.py --config.policy=runs/small/checkpoint \

@@ -5,11 +5,11 @@
         --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/mmoa_rag.py:code ...          (as the authors published it)
 
-Policy: Llama-3-8B-Instruct after a warm start on heuristic labels: `ragrl demos` with this config
-and `--writer=labels`, then `ragrl sft` with configs/warmup_c3po.py and the rates of the code
-(`--config.optimizer.policy_lr=1e-4 --config.epochs=1 --config.batch_size=32`; it trains a LoRA,
-such as `--config.lora.rank=16`). The rewriter learns only from `rewritings` in the metadata of the
-questions, separated by `;`; a language model as the writer teaches all three roles.
+Policy: Llama-3-8B-Instruct after a warm start on heuristic labels: `ragrl warmup demos` with this
+config and `--writer=labels`, then `ragrl warmup sft` with configs/warmup_c3po.py and the rates of
+the code (`--config.optimizer.policy_lr=1e-4 --config.epochs=1 --config.batch_size=32`; it trains a
+LoRA, such as `--config.lora.rank=16`). The rewriter learns only from `rewritings` in the metadata
+of the questions, separated by `;`; a language model as the writer teaches all three roles.
 
 Retriever: Contriever over Wikipedia.
 

@@ -1,7 +1,7 @@
 """OPERA with MAPGRPO on MuSiQue, HotpotQA and 2WikiMultiHopQA (Liu et al. 2026, table 6).
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
-    ragrl pool --config=configs/opera.py --config.recipe.plan_reward=code \
+    ragrl warmup pool --config=configs/opera.py --config.recipe.plan_reward=code \
         --writer openai:MODEL@URL --out pool.jsonl ...
     ragrl train --config=configs/opera.py --workdir=runs/opera \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
@@ -22,11 +22,12 @@ Its 3,000 questions are 60 % MuSiQue, 25 % HotpotQA and 15 % 2WikiMultiHopQA:
     --config.data.files.train=musique.jsonl,hotpotqa.json,2wiki.json \
         --config.data.files.train_per_file="(1800,750,450)"
 
-Expert pool: `ragrl pool` writes and scores the actions of `pool.jsonl`, plans by eq. 14, which is
-also the code's reward. The paper has about 30,000 actions from DeepSeek-R1, for questions of
-MuSiQue (60 %), HotpotQA (25 %) and 2WikiMultiHopQA (15 %); in addition to twelve plans per question
-it has a plan written from the supporting facts, which `ragrl pool` does not request. Paper
-and code differ in the scoring of plans and in the expert (`systems/opera`, departure 4).
+Expert pool: `ragrl warmup pool` writes and scores the actions of `pool.jsonl`, plans by eq. 14,
+which is also the code's reward. The paper has about 30,000 actions from DeepSeek-R1, for questions
+of MuSiQue (60 %), HotpotQA (25 %) and 2WikiMultiHopQA (15 %); in addition to twelve plans per
+question it has a plan written from the supporting facts, which `ragrl warmup pool` does not
+request. Paper and code differ in the scoring of plans and in the expert (`systems/opera`, departure
+4).
 
 Ablations of inference (table 2) remove planner, rewriter or both from a trained run, and table 10
 changes the number of passages:

@@ -1,8 +1,8 @@
 """The warm start of C-3PO's policy on demonstrations (Chen et al. 2025, section 5.2, table 6).
 
-    ragrl demos --config=configs/c3po.py --config.policy=FOLDER ... --out=demos.jsonl \
+    ragrl warmup demos --config=configs/c3po.py --config.policy=FOLDER ... --out=demos.jsonl \
         --writer=openai:Qwen/Qwen2-72B-Instruct@http://localhost:8000/v1
-    ragrl sft --config=configs/warmup_c3po.py --out=runs/warm \
+    ragrl warmup sft --config=configs/warmup_c3po.py --out=runs/warm \
         --config.policy=FOLDER --config.data.demos=demos.jsonl
     ragrl train --config=configs/c3po.py --config.policy=runs/warm/checkpoint ...
 

@@ -295,7 +295,7 @@ def test_ragrl_pool_needs_no_pool(tmp_path, capsys):
     """The command gets as far as the questions, which are not there."""
     given = [f"--config.{k}={tmp_path / v}" for k, v in GIVEN.items()]
     out = f"--out={tmp_path / 'pool.jsonl'}"
-    assert main(["pool", f"--config={CONFIGS / 'opera.py'}", out, *given]) == 2
+    assert main(["warmup", "pool", f"--config={CONFIGS / 'opera.py'}", out, *given]) == 2
     line = capsys.readouterr().err.strip()
     assert str(tmp_path / "train.jsonl") in line and "recipe.expert_pool" not in line
 

@@ -1,6 +1,6 @@
 """The claims of C-3PO (Chen et al. 2025), see `jax_ragrl.experiments.claims`.
 
-ragrl reproduce --claims 1,2
+ragrl experiment reproduce --claims 1,2
 """
 
 from ml_collections import ConfigDict

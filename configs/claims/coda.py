@@ -1,6 +1,6 @@
 """The claims of CoDA (Liu et al. 2025), see `jax_ragrl.experiments.claims`.
 
-ragrl reproduce --claims 12-17
+ragrl experiment reproduce --claims 12-17
 """
 
 from ml_collections import ConfigDict

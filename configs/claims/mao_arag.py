@@ -1,6 +1,6 @@
 """The claims of MAO-ARAG (Chen et al. 2025), see `jax_ragrl.experiments.claims`.
 
-ragrl reproduce --claims 18-22
+ragrl experiment reproduce --claims 18-22
 """
 
 from ml_collections import ConfigDict

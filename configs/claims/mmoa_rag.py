@@ -1,6 +1,6 @@
 """The claims of MMOA-RAG (Chen et al. 2025), see `jax_ragrl.experiments.claims`.
 
-ragrl reproduce --claims 7-11
+ragrl experiment reproduce --claims 7-11
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """The claims of OPERA (Liu et al. 2025), see `jax_ragrl.experiments.claims`.
 
-ragrl reproduce --claims 23-29
+ragrl experiment reproduce --claims 23-29
 """
 
 from ml_collections import ConfigDict

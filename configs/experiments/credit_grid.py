@@ -1,8 +1,8 @@
 """Which credit for several agents? Sharing x rollouts x credit x objective, at equal tokens.
 
-    ragrl experiment configs/experiments/credit_grid.py --out runs/credit_grid
-    ragrl experiment configs/experiments/credit_grid.py --out runs/credit_grid --share 1/2
-    ragrl experiment configs/experiments/credit_grid.py --out runs/credit_grid --finished
+    ragrl experiment run configs/experiments/credit_grid.py --out runs/credit_grid
+    ragrl experiment run configs/experiments/credit_grid.py --out runs/credit_grid --share 1/2
+    ragrl experiment run configs/experiments/credit_grid.py --out runs/credit_grid --finished
 
 27 arms on one world, one reader and one system, C-3PO, whose three roles start from the policy that
 ships with the package. An arm is named SHARING-CREDIT:

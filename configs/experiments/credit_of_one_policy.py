@@ -1,6 +1,6 @@
 """Which credit for several agents that share one policy? Nine credits, five seeds, equal tokens.
 
-    ragrl experiment configs/experiments/credit_of_one_policy.py --out runs/credit_of_one_policy
+    ragrl experiment run configs/experiments/credit_of_one_policy.py --out runs/credit_of_one_policy
 
 The arms of `configs/experiments/credit_grid.py` with one policy for all roles, on more seeds. Their
 baseline is the strongest simple one, `untrained-planning`: the policy before training, which plans

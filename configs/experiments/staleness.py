@@ -1,6 +1,6 @@
 """Does C-3PO learn as well from rollouts that are one update old?
 
-    ragrl experiment configs/experiments/staleness.py --out runs/staleness
+    ragrl experiment run configs/experiments/staleness.py --out runs/staleness
 
 With `run.staleness=1` the rollouts of a step run during the update of the step before. Truncated
 importance weights correct for the older policy (`objective.importance_weight_cap`). The world and

@@ -1,6 +1,6 @@
 """Are C-3PO's trees better than single trajectories, at about equal numbers of decisions?
 
-    ragrl experiment configs/experiments/tree_or_chain.py
+    ragrl experiment run configs/experiments/tree_or_chain.py
 
 Chen et al. 2025, section 6.4. Trees have about five times the decisions of a trajectory. Therefore
 the arm `chain` has five times the questions per step; the `totals` in the result show how equal the

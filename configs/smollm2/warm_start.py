@@ -1,6 +1,6 @@
 """The warm start of a SmolLM2 135M policy on demonstrations, on two CPU cores.
 
-    ragrl sft --config=configs/smollm2/warm_start.py --out=runs/warm \
+    ragrl warmup sft --config=configs/smollm2/warm_start.py --out=runs/warm \
         --config.data.demos=runs/demos.jsonl
 """
 

@@ -1,6 +1,6 @@
 """CoDA on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_coda.py --out=runs/warm-coda
+    ragrl warmup tiny --config=configs/tiny/warmup_coda.py --out=runs/warm-coda
     ragrl train --config=configs/tiny/coda.py --workdir=runs/coda \
         --config.policy=runs/warm-coda/checkpoint
 

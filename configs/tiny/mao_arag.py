@@ -1,6 +1,6 @@
 """MAO-ARAG on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_mao_arag.py --out=runs/warm-mao_arag
+    ragrl warmup tiny --config=configs/tiny/warmup_mao_arag.py --out=runs/warm-mao_arag
     ragrl train --config=configs/tiny/mao_arag.py --workdir=runs/mao_arag \
         --config.policy=runs/warm-mao_arag/checkpoint
 

@@ -1,6 +1,6 @@
 """RRR and BGM on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_mmoa_rag.py --out=runs/warm-mmoa_rag
+    ragrl warmup tiny --config=configs/tiny/warmup_mmoa_rag.py --out=runs/warm-mmoa_rag
     ragrl train --config=configs/tiny/one_module.py:rrr --workdir=runs/rrr \
         --config.policy=runs/warm-mmoa_rag/checkpoint
     ragrl train --config=configs/tiny/one_module.py:bgm --workdir=runs/bgm ...

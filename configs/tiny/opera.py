@@ -1,6 +1,6 @@
 """OPERA on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_opera.py --out=runs/warm-opera
+    ragrl warmup tiny --config=configs/tiny/warmup_opera.py --out=runs/warm-opera
     ragrl train --config=configs/tiny/opera.py --workdir=runs/opera \
         --config.policy=runs/warm-opera/checkpoint
 

@@ -1,6 +1,6 @@
 """RAG-DDR on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_mmoa_rag.py --out=runs/warm-mmoa_rag
+    ragrl warmup tiny --config=configs/tiny/warmup_mmoa_rag.py --out=runs/warm-mmoa_rag
     ragrl train --config=configs/tiny/rag_ddr.py --workdir=runs/rag_ddr \
         --config.policy=runs/warm-mmoa_rag/checkpoint
 

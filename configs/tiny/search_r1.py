@@ -1,6 +1,6 @@
 """Search-R1 on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_auto_rag.py:search_r1 --out=runs/warm-search_r1
+    ragrl warmup tiny --config=configs/tiny/warmup_auto_rag.py:search_r1 --out=runs/warm-search_r1
     ragrl train --config=configs/tiny/search_r1.py --workdir=runs/search_r1 \
         --config.policy=runs/warm-search_r1/checkpoint
     ragrl train --config=configs/tiny/search_r1.py:ppo ...     (with a critic, no groups)

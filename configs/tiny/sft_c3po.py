@@ -1,7 +1,9 @@
 """A warm start of C-3PO on demonstrations, with the tiny policy, on two CPU cores.
 
-    ragrl demos --config=configs/tiny/c3po.py --writer=tiny --limit=200 --out=runs/demos.jsonl
-    ragrl sft --config=configs/tiny/sft_c3po.py --out=runs/warm --config.data.demos=runs/demos.jsonl
+    ragrl warmup demos --config=configs/tiny/c3po.py --writer=tiny --limit=200 \
+        --out=runs/demos.jsonl
+    ragrl warmup sft --config=configs/tiny/sft_c3po.py --out=runs/warm \
+        --config.data.demos=runs/demos.jsonl
     ragrl train --config=configs/tiny/c3po.py --workdir=runs/c3po \
         --config.policy=runs/warm/checkpoint
 

@@ -1,7 +1,8 @@
 """A warm start of MAO-ARAG on demonstrations, with the tiny policy, on two CPU cores.
 
-    ragrl demos --config=configs/tiny/mao_arag.py --writer=labels --limit=400 --out=runs/demos.jsonl
-    ragrl sft --config=configs/tiny/sft_mao_arag.py --out=runs/warm \
+    ragrl warmup demos --config=configs/tiny/mao_arag.py --writer=labels --limit=400 \
+        --out=runs/demos.jsonl
+    ragrl warmup sft --config=configs/tiny/sft_mao_arag.py --out=runs/warm \
         --config.data.demos=runs/demos.jsonl
 
 The shipped policy was never taught workflows: three epochs of 400 demonstrations leave a loss of

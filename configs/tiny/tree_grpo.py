@@ -1,6 +1,6 @@
 """Tree-GRPO on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_auto_rag.py --out=runs/warm-auto_rag
+    ragrl warmup tiny --config=configs/tiny/warmup_auto_rag.py --out=runs/warm-auto_rag
     ragrl train --config=configs/tiny/tree_grpo.py --workdir=runs/tree_grpo \
         --config.policy=runs/warm-auto_rag/checkpoint
 

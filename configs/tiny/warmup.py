@@ -1,6 +1,6 @@
 """The warm start of the quickstart's policy, from random weights to `jax_ragrl/data/tiny`.
 
-    ragrl warmup --config=configs/tiny/warmup.py --out=DIR
+    ragrl warmup tiny --config=configs/tiny/warmup.py --out=DIR
 
 The model is a decoder of 1.1M parameters (Qwen3 layout) with a byte-level tokenizer of 1,024 ids.
 """

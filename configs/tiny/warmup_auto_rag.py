@@ -1,8 +1,8 @@
 """Auto-RAG on the synthetic corpus: imitation only, so that the warm-up is its whole training.
 
-    ragrl warmup --config=configs/tiny/warmup_auto_rag.py --out=DIR
+    ragrl warmup tiny --config=configs/tiny/warmup_auto_rag.py --out=DIR
     ragrl evaluate --systems auto_rag ... --policy DIR/checkpoint
-    ragrl warmup --config=configs/tiny/warmup_auto_rag.py:search_r1 ...    (another agent)
+    ragrl warmup tiny --config=configs/tiny/warmup_auto_rag.py:search_r1 ...    (another agent)
 
 Yu et al. 2024. The shipped policy first learns the format from a careful teacher. Then the teacher
 often takes a value from the wrong passage, and only traces with a correct answer are kept.

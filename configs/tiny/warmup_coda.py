@@ -1,6 +1,6 @@
 """The warm start of CoDA on the synthetic corpus, from the shipped policy.
 
-    ragrl warmup --config=configs/tiny/warmup_coda.py --out=DIR
+    ragrl warmup tiny --config=configs/tiny/warmup_coda.py --out=DIR
 
 It takes a few minutes on two cores: the policy can already find and copy facts, and learns another
 format. The teacher is careful first. Then its planner usually answers with the first result that it

@@ -1,6 +1,6 @@
 """The warm start of MAO-ARAG on the synthetic corpus, from the shipped policy.
 
-    ragrl warmup --config=configs/tiny/warmup_mao_arag.py --out=DIR
+    ragrl warmup tiny --config=configs/tiny/warmup_mao_arag.py --out=DIR
 
 It takes a few minutes on two cores: the policy can already find and copy facts, and learns another
 format. Its teacher usually searches once, whatever the question, and sometimes plans at random: the

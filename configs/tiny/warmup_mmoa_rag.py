@@ -1,6 +1,6 @@
 """The warm start of MMOA-RAG on the synthetic corpus, from the shipped policy.
 
-    ragrl warmup --config=configs/tiny/warmup_mmoa_rag.py --out=DIR
+    ragrl warmup tiny --config=configs/tiny/warmup_mmoa_rag.py --out=DIR
 
 It takes a few minutes on two cores: the policy can already find and copy facts, and learns another
 format. The teacher is careful first. Then its selector usually keeps only the first passage, and

@@ -1,6 +1,6 @@
 """The warm start of OPERA on the synthetic corpus, from the shipped policy.
 
-    ragrl warmup --config=configs/tiny/warmup_opera.py --out=DIR
+    ragrl warmup tiny --config=configs/tiny/warmup_opera.py --out=DIR
 
 It takes a few minutes on two cores: the policy can already find and copy facts, and learns another
 format. The teacher is careful first. Then three plans in four are a single step, whose analysis

@@ -71,9 +71,10 @@ def origins(results: Sequence[Mapping[str, Any]]) -> str:
     for row in results:
         number = str(row["number"])
         # The commands of claims that were measured alike differ in the number of the claim alone.
-        options = row["command"].removeprefix(f"ragrl reproduce --claims {number}")
+        options = row["command"].removeprefix(f"ragrl experiment reproduce --claims {number}")
         lines.setdefault((options, row["commit"], row["device"]), []).append(number)
     return "".join(
-        f"- `ragrl reproduce --claims {','.join(numbers)}{options}`, commit `{commit}`, {device}.\n"
+        f"- `ragrl experiment reproduce --claims {','.join(numbers)}{options}`, "
+        f"commit `{commit}`, {device}.\n"
         for (options, commit, device), numbers in lines.items()
     )

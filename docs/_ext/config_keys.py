@@ -152,9 +152,9 @@ def all_names() -> set[str]:
 
 TITLES = {
     "run": "A training run",
-    "demos": "Supervised warm start: `ragrl sft` with `data.demos`",
-    "finetune": "Fine-tuning a reader: `ragrl sft`",
-    "warmup": "The tiny policy: `ragrl warmup`",
+    "demos": "Supervised warm start: `ragrl warmup sft` with `data.demos`",
+    "finetune": "Fine-tuning a reader: `ragrl warmup sft`",
+    "warmup": "The tiny policy: `ragrl warmup tiny`",
 }
 PAGES = {"run": ("run",), "warm_start": ("demos", "finetune", "warmup")}
 

@@ -1,7 +1,7 @@
 """Makes the tables of the credit grid from the finished cells of two experiments.
 
-    ragrl experiment configs/experiments/credit_grid.py --out runs/credit_grid --finished
-    ragrl experiment configs/experiments/credit_of_one_policy.py --out runs/credit_of_one_policy
+    ragrl experiment run configs/experiments/credit_grid.py --out runs/credit_grid --finished
+    ragrl experiment run configs/experiments/credit_of_one_policy.py --out runs/credit_of_one_policy
     python docs/data/credit_grid.py COMMIT "DEVICE"
 
 It writes `credit_grid.json` (arms against the baseline), `credit_one_policy.json` (arms with one
@@ -181,7 +181,7 @@ def main(commit: str, device: str, runs: pathlib.Path = pathlib.Path("runs")) ->
     choices = "F1, difference in points between two choices, over all arms equal in the rest"
     roles = "Gradients and advantages of roles that share one policy, means over steps and seeds"
     of_grid, of_one_policy = (
-        f"ragrl experiment configs/experiments/{name}.py" for name in (GRID, ONE_POLICY)
+        f"ragrl experiment run configs/experiments/{name}.py" for name in (GRID, ONE_POLICY)
     )
     tables = {
         "credit_grid": (arms.format(len(rows), grid["baseline"]), arm_rows(grid), of_grid),

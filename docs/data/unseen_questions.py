@@ -1,7 +1,7 @@
 """Divides `nq:train`, so that 400 of its questions test a schedule that `nq:test` helped to choose.
 
     python docs/data/unseen_questions.py runs/unseen
-    ragrl trials --configs smollm2 --systems opera --seeds 1 \
+    ragrl experiment trials --configs smollm2 --systems opera --seeds 1 \
         --config.data.files.train=runs/unseen/train.jsonl \
         --config.data.files.test=runs/unseen/test.jsonl
 

@@ -27,6 +27,7 @@ class Command(Protocol):
 class AddCommand(Protocol):
     """A function that adds a command to the parser and returns the parser of its options.
 
+    The name of a command below another one is both names, such as "data world".
     Commands with `takes_config` accept `--config FILE` and `--config.key VALUE`.
     """
 

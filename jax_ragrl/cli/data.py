@@ -1,4 +1,4 @@
-"""Commands that prepare data: `world`, `split` and `index`."""
+"""Commands that prepare data: `data world`, `data split` and `index`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from jax_ragrl.corpus.reading import Reading
 
 
-def add_commands(command: AddCommand) -> None:
-    sub = command("world", run_world, "generate the synthetic corpus and its questions")
+def add_data(command: AddCommand) -> None:
+    sub = command("data world", run_world, "generate the synthetic corpus and its questions")
     sub.add_argument("--size", type=int, default=240, help="number of people in the corpus")
     sub.add_argument("--seed", type=int, default=0, help="random seed of the corpus")
     famous = "fraction of facts that the reader of the corpus knows without documents"
@@ -29,16 +29,16 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument(
         "--out", type=local, required=True, help="output folder: passages.jsonl and SPLIT.jsonl"
     )
-    sub = command("split", run_split, "divide a file of questions into train, dev and test")
+    sub = command("data split", run_split, "divide a file of questions into train, dev and test")
     sub.add_argument("questions", type=data_path, help="file of questions")
     shares = "shares of train, dev and test, such as 0.7,0.1,0.2; a share of 0 writes no file"
     sub.add_argument("--shares", required=True, metavar="TRAIN,DEV,TEST", help=shares)
     add_fields_option(sub)
     sub.add_argument("--out", type=local, required=True, help="output folder: SPLIT.jsonl")
-    _add_index_options(command("index", run_index, "encode a corpus and build its search index"))
 
 
-def _add_index_options(sub: argparse.ArgumentParser) -> None:
+def add_index(command: AddCommand) -> None:
+    sub = command("index", run_index, "encode a corpus and build its search index")
     corpus = "file or folder of passages; or several: a folder or pattern of shards, or a,b"
     sub.add_argument("--corpus", type=data_path, help=corpus)
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jax_ragrl.evaluation.table import TableSettings
 
 
-def add_commands(command: AddCommand) -> None:
+def add_report(command: AddCommand) -> None:
     summary = "write report.html of a run, and explorer.html of the predictions of runs and tables"
     sub = command("report", run_report, summary)
     folders = "folder of a run or of a table; several: their predictions side by side"
@@ -29,6 +29,9 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument(
         "--port", type=natural, default=8001, help="TCP port of --serve; 0 = any free port"
     )
+
+
+def add_evaluate(command: AddCommand) -> None:
     sub = command("evaluate", run_evaluate, "evaluate systems on questions", takes_config=True)
     sub.epilog = (
         "--config.recipe.KEY=VALUE and --config.shapes.KEY=VALUE change the systems of --run."
@@ -52,7 +55,7 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
         help=f"policy of the other systems: openai:MODEL[@URL], or {MODEL_FORMS} (default: tiny, "
         "and none beside another --llm than tiny and world:)",
     )
-    examples = "demonstrations (of ragrl demos) that precede the prompts of an openai: policy"
+    examples = "demonstrations (of ragrl warmup demos) before the prompts of an openai: policy"
     sub.add_argument("--examples", type=data_path, metavar="FILE", help=examples)
     shots = "examples per role, with --examples"
     sub.add_argument("--shots", type=natural, default=2, help=shots)

@@ -1,4 +1,4 @@
-"""Commands that use a trained system: `ask`, `serve` and `export`."""
+"""Commands that use a trained system: `ask`, `serve system` and `export`."""
 
 from __future__ import annotations
 
@@ -33,19 +33,16 @@ NO_SOURCE = (
 )
 
 
-def add_commands(command: AddCommand) -> None:
+def add_ask(command: AddCommand) -> None:
     summary = "answer one question and print each step"
     sub = command("ask", run_ask, summary, takes_config=True)
     sub.add_argument("question", help="text of the question")
     sub.add_argument("--workdir", type=local, help=WORKDIR)
+
+
+def add_serve(command: AddCommand) -> None:
     summary = "answer questions over HTTP, in batches"
-    _add_serve_options(command("serve", run_serve, summary, takes_config=True))
-    _add_export_options(
-        command("export", run_export, "write a trained policy in Hugging Face format")
-    )
-
-
-def _add_serve_options(sub: argparse.ArgumentParser) -> None:
+    sub = command("serve system", run_serve, summary, takes_config=True)
     sub.add_argument("--workdir", type=local, help=WORKDIR)
     add_serving_options(sub, deadline=600.0)
     sub.add_argument(
@@ -56,7 +53,8 @@ def _add_serve_options(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_export_options(sub: argparse.ArgumentParser) -> None:
+def add_export(command: AddCommand) -> None:
+    sub = command("export", run_export, "write a trained policy in Hugging Face format")
     sub.add_argument("workdir", type=local, help="folder of the run, or RUN@best")
     sub.add_argument("--out", type=local, required=True, help="output folder")
     sub.add_argument("--policy", help="name of the policy, required if the run has several")

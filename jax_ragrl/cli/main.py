@@ -16,7 +16,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from jax_ragrl import __version__
 from jax_ragrl.cli import config, data, evaluate, inference, measure, search, train, warmstart
@@ -29,18 +30,24 @@ from jax_ragrl.runtime.stopping import CODE, Terminated, ends_on_sigterm
 
 __all__ = ["CONFIGS", "PAPERS", "load_config", "main"]
 
-# Groups of commands, in the order in which a user needs them.
-GROUPS: Sequence[tuple[str, Callable[[AddCommand], None]]] = (
-    ("start here", train.add_quickstart),
-    ("data", data.add_commands),
-    ("search", search.add_commands),
-    ("checks", config.add_commands),
-    ("warm start", warmstart.add_commands),
-    ("memory and speed", measure.add_commands),
-    ("training", train.add_commands),
-    ("evaluation", evaluate.add_commands),
-    ("trained systems", inference.add_commands),
+# All commands, in the order in which a user needs them.
+TITLES: Sequence[tuple[str, Sequence[Callable[[AddCommand], None]]]] = (
+    ("start here", (train.add_quickstart,)),
+    ("your data", (data.add_data, data.add_index, search.add_search)),
+    ("a policy", (config.add_config, warmstart.add_warmup, train.add_train)),
+    ("its answers", (evaluate.add_report, evaluate.add_evaluate, inference.add_ask)),
+    ("its use", (inference.add_serve, search.add_serve_retriever, inference.add_export)),
+    ("research", (train.add_experiment, measure.add_bench)),
 )
+# Commands that only hold others.
+HOLDERS = {
+    "data": "generate the synthetic corpus; divide a file of questions",
+    "config": "print the keys of a config; check it; compute the memory and time that it needs",
+    "warmup": "prepare a policy for reinforcement learning: demonstrations and supervised training",
+    "serve": "answer questions or searches over HTTP",
+    "experiment": "compare arms, systems and seeds; decide claims of the papers",
+    "bench": "measure training, sampling, search, a whole step or a server",
+}
 DESCRIPTION = (
     "Train multi-agent retrieval-augmented generation systems with reinforcement learning."
 )
@@ -57,8 +64,8 @@ DISK_ERRORS = {
     "File too large": LIMITED,
 }
 MEMORY = (
-    "out of memory ({}): free some, or need less: fewer tokens and rows at a time ('ragrl plan' "
-    "says what a config needs, docs/howto/memory.md what lowers it), a smaller model or index"
+    "out of memory ({}): free some, or need less: fewer tokens and rows at a time ('ragrl config "
+    "plan' says what a config needs, docs/howto/memory.md what lowers it), a smaller model or index"
 )
 THREADS = (
     "the system starts no further thread ({}): end other programs, or raise the limit of processes "
@@ -90,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faulthandler.register(signal.SIGUSR1, sys.__stderr__)
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
-        with ends_on_sigterm(), heartbeat(options.name):
+        with ends_on_sigterm(), heartbeat(options.name or "ragrl"):
             options.run(options)
         sys.stdout.flush()  # here, because at the exit of Python a failure is a traceback
     except (UserError, EffectError) as error:
@@ -101,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return CODE
     except KeyboardInterrupt:
         return _report_error("interrupted: the same command continues from what is saved", 130)
-    except BrokenPipeError:  # as of `ragrl config | head`
+    except BrokenPipeError:  # as of `ragrl config show | head`
         return _discard_output()
     # TensorStore raises ValueError when the disk is full; errors of JAX are of RuntimeError.
     except (OSError, ValueError, MemoryError, RuntimeError, ImportError) as error:
@@ -171,14 +178,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the arguments; config options remain, unparsed, in the list `config`."""
     parser, names = _parser()
     # argparse would reject an unknown command with a list of all commands and no suggestion.
-    if argv and not argv[0].startswith("-") and argv[0] not in names:
-        raise UserError(_unknown_command(argv[0], names))
+    for holder, word in zip(("", *argv), argv[:2], strict=False):
+        choices = names.get(holder, ())
+        if choices and not word.startswith("-") and word not in choices:
+            raise UserError(_unknown_command(f"ragrl {holder}".strip(), word, choices))
     # The options of a config depend on its file, so `load_config` parses them later.
     options, rest = parser.parse_known_args(_join_config_values(argv))
     unknown = [r for r in rest if not (options.takes_config and r.startswith("--config"))]
     if unknown:
-        command = f"ragrl {argv[0]}" if argv[0] in names else "ragrl"
-        raise UserError(_unknown_arguments(command, unknown))
+        raise UserError(_unknown_arguments(f"ragrl {options.name}".strip(), unknown))
     options.config = rest
     return options
 
@@ -191,10 +199,10 @@ def _unknown_arguments(command: str, arguments: Sequence[str]) -> str:
     )
 
 
-def _unknown_command(name: str, names: Collection[str]) -> str:
+def _unknown_command(holder: str, name: str, names: Collection[str]) -> str:
     matches = difflib.get_close_matches(name, names, n=1)
     suggestion = f"did you mean {matches[0]!r}? " if matches else ""
-    return f"unknown command {name!r}: {suggestion}run 'ragrl' to list the commands"
+    return f"unknown command {name!r}: {suggestion}run {holder!r} to list the commands"
 
 
 def _join_config_values(argv: Sequence[str]) -> list[str]:
@@ -211,8 +219,11 @@ def _join_config_values(argv: Sequence[str]) -> list[str]:
     return arguments
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """The parser, whose help is the map of the commands, and the names of the commands."""
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Collection[str]]]:
+    """The parser, whose help is the map of the commands, and their names.
+
+    The names are by the command that holds them; those of `ragrl` itself have the key "".
+    """
     parser = argparse.ArgumentParser(
         prog="ragrl",
         usage="ragrl [--help] [--version] COMMAND [OPTIONS]",
@@ -221,32 +232,47 @@ def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ragrl {__version__}")
-    parser.set_defaults(run=lambda options: parser.print_help(), takes_config=False, name="ragrl")
-    # The epilog lists the commands, because argparse cannot list them by group. `prog` shortens
+    parser.set_defaults(run=lambda options: parser.print_help(), takes_config=False, name="")
+    # The epilog lists the commands, because argparse cannot list them by title. `prog` shortens
     # the usage of each command, which would begin with the usage above otherwise.
-    subparsers = parser.add_subparsers(prog="ragrl", help=argparse.SUPPRESS)
+    held = {"": parser.add_subparsers(prog="ragrl", help=argparse.SUPPRESS)}
     lines: list[str] = []
+
+    def add_parser(name: str, summary: str, **options: Any) -> argparse.ArgumentParser:
+        holder, _, word = name.rpartition(" ")
+        if not holder:
+            lines.append(f"  {word:10}  {summary}")
+        return held[holder].add_parser(
+            word,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            # An abbreviation may become ambiguous when an option is added.
+            allow_abbrev=False,
+            **options,
+        )
+
+    def add_holder(name: str) -> None:
+        sub = add_parser(name, HOLDERS[name])
+        sub.set_defaults(run=lambda options: sub.print_help(), takes_config=False, name=name)
+        held[name] = sub.add_subparsers(prog=f"ragrl {name}", title="commands", metavar="COMMAND")
 
     def add_command(
         name: str, run: Command, summary: str, *, takes_config: bool = False
     ) -> argparse.ArgumentParser:
-        lines.append(f"  {name:10}  {summary}")
-        sub = subparsers.add_parser(
-            name,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=CONFIG_HELP if takes_config else None,
-            formatter_class=HelpFormatter,
-            # An abbreviation may become ambiguous when an option is added.
-            allow_abbrev=False,
-        )
+        holder = name.rpartition(" ")[0]
+        if holder not in held:
+            add_holder(holder)
+        epilog = CONFIG_HELP if takes_config else None
+        sub = add_parser(name, summary, epilog=epilog, formatter_class=HelpFormatter)
         sub.set_defaults(run=run, takes_config=takes_config, name=name)
         return sub
 
-    for title, add_commands in GROUPS:
+    for title, functions in TITLES:
         lines.append(f"\n{title}:")
-        add_commands(add_command)
+        for add in functions:
+            add(add_command)
     parser.epilog = "\n".join([*lines, EPILOG]).strip()
-    return parser, subparsers.choices
+    return parser, {holder: subparsers.choices for holder, subparsers in held.items()}
 
 
 if __name__ == "__main__":

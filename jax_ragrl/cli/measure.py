@@ -1,17 +1,18 @@
-"""Commands that measure: `plan` (memory and time per device) and `bench` (speed and memory)."""
+"""The commands of `bench`, which measure speed and memory."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, parse_numbers, print_json
-from jax_ragrl.config.arguments import CONFIG_HELP, natural, positive
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand
+from jax_ragrl.config.arguments import natural, positive
 from jax_ragrl.config.overrides import PREFIX, load_config, override
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
@@ -20,48 +21,14 @@ from jax_ragrl.errors import UserError
 Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
 
 MODEL = "published model whose architecture is used, or smollm2, or tiny"
-PLAN = (
-    "Compute the memory that --config=FILE needs per device, the operations and the traffic of its "
-    "programs, and their least time by the data sheet, without the devices. Counted are the "
-    "policies (of --shape, unless config.policies names others), an exact index, its encoder, and "
-    "language models and judges of kind 'local' whose folders are on this machine. Anything else "
-    "that the config places on the devices is listed under 'uncounted', and 'fits' is then null "
-    "instead of true. 'index_memory' has every index that exists: its bytes on a device, in the "
-    "memory of a host, and memory-mapped. --simulate estimates a whole step."
-)
 
 
-def add_commands(command: AddCommand) -> None:
-    summary = "compute the memory that a config needs per device, and its least times"
-    sub = command("plan", run_plan, summary, takes_config=True)
-    sub.description = PLAN
-    shape = f"architecture of the policies: a published name, or {MODEL_FORMS}"
-    sub.add_argument("--shape", help=f"{shape} (default: config.policy)")
-    sub.add_argument("--topology", required=True, help="devices, such as v5e:4x4 or h100:8")
-    text = "try meshes, remat and batch sizes; print the first that fits, the least work first"
-    sub.add_argument("--fit", action="store_true", help=text)
-    text = "estimate the seconds of a step on these numbers of devices, such as 32,256"
-    sub.add_argument("--simulate", default="", metavar="DEVICES[,...]", help=text)
-    text = "the work of a simulated step, such as questions=48,actions=20,rounds=12,tokens=110"
-    sub.add_argument("--workload", default="", metavar="NAME=NUMBER[,...]", help=text)
-    sub.add_argument("--json", action="store_true", help="print all numbers as JSON")
-    summary = "measure loading, training, sampling, embedding, search, a whole step or a server"
-    _add_measurements(command("bench", run_bench, summary))
+def add_bench(command: AddCommand) -> None:
+    """One command per measurement, whose function computes the JSON to print."""
 
-
-def _add_measurements(sub: argparse.ArgumentParser) -> None:
-    """One sub-command per measurement; its `measure` computes the JSON to print."""
-    kinds = sub.add_subparsers(required=True, metavar="MEASUREMENT")
-
-    def add(name: str, measure: Any, summary: str, **defaults: Any) -> argparse.ArgumentParser:
-        kind = kinds.add_parser(
-            name,
-            help=summary,
-            description=f"Measure {summary}.",
-            epilog=CONFIG_HELP if defaults else None,
-            formatter_class=sub.formatter_class,
-        )
-        kind.set_defaults(measure=measure, **defaults)
+    def add(name: str, measure: Any, summary: str, **takes: bool) -> argparse.ArgumentParser:
+        run = functools.partial(_print_result, measure)
+        kind = command(f"bench {name}", run, f"measure {summary}", **takes)
         kind.add_argument("--json", action="store_true", help="print the result on one line")
         return kind
 
@@ -266,9 +233,6 @@ def _add_train_options(kind: argparse.ArgumentParser) -> None:
     libraries = ("transformers", "tunix")
     baseline = "another library to measure with the same work"
     kind.add_argument("--baseline", choices=libraries, help=baseline)
-    kind.add_argument(  # old name
-        "--against", dest="baseline", choices=libraries, help=argparse.SUPPRESS
-    )
 
 
 def _add_layout_options(kind: argparse.ArgumentParser) -> None:
@@ -285,48 +249,8 @@ def _add_layout_options(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--compare", action="store_true", help="measure the other row layout too")
 
 
-def run_plan(options: argparse.Namespace) -> None:
-    import os
-
-    # JAX reads these when it starts: describing devices must not search for real ones.
-    quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-    os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
-    from jax_ragrl.config.schema import build
-    from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values
-    from jax_ragrl.plan.fit import fit
-    from jax_ragrl.plan.simulate import parse_workload, simulate
-    from jax_ragrl.plan.text import plan_text
-    from jax_ragrl.runtime.topology import describe_devices
-    from jax_ragrl.validation.config import RUN, kind_of
-
-    values = load_config(None, options.config)
-    if (kind := kind_of(values).name) != RUN:
-        raise UserError(
-            f"--config is one of supervised training ({kind}), but 'ragrl plan' only plans runs of "
-            "'ragrl train': give the config of the run that continues from its policy. Supervised "
-            "training has the policy and its optimizer alone, no critic, reference or sampler"
-        )
-    run, name = build(PlanConfig, plan_values(values)), options.shape or values.get("policy")
-    if not name:
-        raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")
-    # Wrong numbers are refused before anything is compiled.
-    counts = parse_numbers(options.simulate) if options.simulate else []
-    work, config = parse_workload(options.workload), config_named(name)
-    devices = describe_devices(options.topology)
-    if options.fit:
-        result = fit(run, config, len(devices), lambda run: plan(run, config, devices))
-    else:
-        result = plan(run, config, devices)
-    if counts:
-        result |= {"steps": [simulate(result, work, count) for count in counts]}
-    if options.json:
-        print_json(result)
-    else:
-        print(plan_text(result), end="")
-
-
-def run_bench(options: argparse.Namespace) -> None:
-    result = options.measure(options)
+def _print_result(measure: Callable[..., Any], options: argparse.Namespace) -> None:
+    result = measure(options)
     if isinstance(result, str):
         print(result, end="")
     else:

@@ -1,4 +1,4 @@
-"""Commands that search: `search` and `retriever serve`."""
+"""Commands that search: `search` and `serve retriever`."""
 
 from __future__ import annotations
 
@@ -23,25 +23,6 @@ if TYPE_CHECKING:
     from jax_ragrl.types import Hits
 
 
-def add_commands(command: AddCommand) -> None:
-    summary = "search an index, or the retriever of a config, and print the passages"
-    _add_search_options(command("search", run_search, summary, takes_config=True))
-    sub = command("retriever", run_retriever, "serve a retriever over HTTP")
-    actions = sub.add_subparsers(required=True, metavar="ACTION")
-    summary = "answer searches over HTTP, in batches, in the form of Search-R1"
-    serve = actions.add_parser(
-        "serve",
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=CONFIG_HELP,
-        formatter_class=sub.formatter_class,
-        allow_abbrev=False,
-    )
-    serve.set_defaults(takes_config=True)
-    _add_source_options(serve)
-    _add_server_options(serve)
-
-
 def _add_source_options(sub: argparse.ArgumentParser) -> None:
     """Options that select a retriever, of which one is given."""
     sub.add_argument("index", nargs="?", metavar="INDEX_FOLDER", help="folder of 'ragrl index'")
@@ -53,7 +34,9 @@ def _add_source_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--retriever", default="", metavar="URL|ENGINE[@URL]", help=server)
 
 
-def _add_search_options(sub: argparse.ArgumentParser) -> None:
+def add_search(command: AddCommand) -> None:
+    summary = "search an index, or the retriever of a config, and print the passages"
+    sub = command("search", run_search, summary, takes_config=True)
     _add_source_options(sub)
     query = "text of the query; with --retriever or --config it is the only positional argument"
     sub.add_argument("query", nargs="?", metavar="QUERY", help=query)
@@ -68,7 +51,10 @@ def _add_search_options(sub: argparse.ArgumentParser) -> None:
     sub.epilog = f"{CONFIG_HELP} Give INDEX_FOLDER and QUERY next to each other."
 
 
-def _add_server_options(sub: argparse.ArgumentParser) -> None:
+def add_serve_retriever(command: AddCommand) -> None:
+    summary = "answer searches over HTTP, in batches, in the form of Search-R1"
+    sub = command("serve retriever", run_retriever, summary, takes_config=True)
+    _add_source_options(sub)
     add_serving_options(sub, deadline=60.0)
     top_k = "passages per query of requests without topk"
     sub.add_argument("--top-k", type=positive, default=3, help=top_k)

@@ -1,4 +1,4 @@
-"""Commands that train with reinforcement learning: `quickstart`, `train` and `trials`."""
+"""Commands that train with reinforcement learning: `quickstart`, `train` and `experiment`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def add_quickstart(command: AddCommand) -> None:
     )
 
 
-def add_commands(command: AddCommand) -> None:
+def add_train(command: AddCommand) -> None:
     sub = command("train", run_train, "train the system of a config", takes_config=True)
     sub.add_argument(
         "--workdir", type=local, required=True, help="folder of the run; an existing run resumes"
@@ -65,19 +65,23 @@ def add_commands(command: AddCommand) -> None:
         "RUN@STEP. Without --config=FILE, its config is used"
     )
     sub.add_argument("--from", dest="start_from", default="", metavar="RUN", help=start)
-    summary = "train several systems with several seeds and tabulate the gains"
-    _add_trial_options(command("trials", run_trials, summary, takes_config=True))
+
+
+def add_experiment(command: AddCommand) -> None:
     summary = "train arms of an experiment over several seeds and compare them"
-    sub = command("experiment", run_experiment, summary)
+    sub = command("experiment run", run_experiment, summary)
     file = "config file of the experiment, such as configs/experiments/tree_or_chain.py"
     sub.add_argument("file", type=local, help=file)
     out = "output folder (default: runs/NAME of the file); finished cells are kept"
     sub.add_argument("--out", type=local, help=out)
-    _add_claim_options(command("reproduce", run_reproduce, "decide claims of the papers"))
     share = "run one share of the cells only, such as 3/8 in task 3 of a Slurm array of 8"
     sub.add_argument("--share", default="1/1", metavar="I/N", help=share)
     comparison_only = "train nothing: compare the cells that are finished"
     sub.add_argument("--finished", action="store_true", help=comparison_only)
+    summary = "train several systems with several seeds and tabulate the gains"
+    _add_trial_options(command("experiment trials", run_trials, summary, takes_config=True))
+    summary = "decide claims of the papers"
+    _add_claim_options(command("experiment reproduce", run_reproduce, summary))
 
 
 def _add_claim_options(sub: argparse.ArgumentParser) -> None:
@@ -119,7 +123,6 @@ def _add_trial_options(sub: argparse.ArgumentParser) -> None:
     )
     baseline = "--out of finished trials of the same systems and seeds, to compare with"
     sub.add_argument("--baseline", type=local, metavar="OUT", help=baseline)
-    sub.add_argument("--against", dest="baseline", type=local, help=argparse.SUPPRESS)  # old name
 
 
 def run_quickstart(options: argparse.Namespace) -> None:
@@ -201,8 +204,10 @@ def _print_facts(workdir: pathlib.Path) -> None:
     run = load_run(workdir)
     for name, value in (origin(run.config) | results(run)).items():
         show(f"{name + ':':<20} {value}")
-    print(f"next: ragrl report {workdir}; ragrl serve --workdir {workdir}; ragrl evaluate --run "
-          f"{workdir} --systems ... for the test questions")  # fmt: skip
+    print(
+        f"next: ragrl report {workdir}; ragrl serve system --workdir {workdir}; "
+        f"ragrl evaluate --run {workdir} --systems ... for the test questions"
+    )
 
 
 def _train_values(start_from: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Commands that prepare a policy for reinforcement learning: `warmup`, `demos`, `sft`, `pool`."""
+"""Commands that prepare a policy for reinforcement learning: those of `warmup`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from jax_ragrl.config.schema import local
 FIRST_QUESTIONS = "number of questions to use, from the first; 0 = all"
 
 
-def add_commands(command: AddCommand) -> None:
+def add_warmup(command: AddCommand) -> None:
     summary = "train the tiny policy on demonstrations of the synthetic corpus"
-    sub = command("warmup", run_warmup, summary, takes_config=True)
+    sub = command("warmup tiny", run_warmup, summary, takes_config=True)
     sub.add_argument("--out", type=local, required=True, help="output folder (resumable)")
-    _add_demo_options(
-        command("demos", run_demos, "write demonstrations with a language model", takes_config=True)
-    )
+    summary = "write demonstrations with a language model"
+    _add_demo_options(command("warmup demos", run_demos, summary, takes_config=True))
     summary = "fine-tune a generator on retrieved passages, or a policy on demonstrations"
-    sub = command("sft", run_sft, summary, takes_config=True)
+    sub = command("warmup sft", run_sft, summary, takes_config=True)
     sub.add_argument("--out", type=local, required=True, help="output folder (resumable)")
-    _add_pool_options(
-        command("pool", run_pool, "write OPERA's pool of scored expert actions", takes_config=True)
-    )
+    summary = "write OPERA's pool of scored expert actions"
+    _add_pool_options(command("warmup pool", run_pool, summary, takes_config=True))
 
 
 def _add_demo_options(sub: argparse.ArgumentParser) -> None:

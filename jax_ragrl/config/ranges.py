@@ -144,7 +144,7 @@ RANGES: Mapping[str, Range] = {
         NOT_NEGATIVE,
     ),
     "dollars_per_cost_unit": POSITIVE,
-    # The sizes of a decoder that `ragrl warmup` trains.
+    # The sizes of a decoder that `ragrl warmup tiny` trains.
     **dict.fromkeys(
         "vocab_size hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim "
         "sliding_window max_positions scan_unroll original_max_positions".split(),

@@ -79,13 +79,13 @@ class TableSettings(NamedTuple):
         that plays all roles, greedily: `openai:MODEL[@URL]`. Empty: none, so that systems with
         trained roles are refused, and left out of `all` and `workflows`.
       llm: frozen language model: `tiny`, a model folder, `openai:MODEL[@URL]`, or `world:FOLDER`
-        for the rule-based reader of a folder that `ragrl world` wrote, in the style `tiny`.
+        for the rule-based reader of a folder that `ragrl data world` wrote, in the style `tiny`.
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
         tokens per action) or `full`.
       top_k: passages per search.
       limit: number of questions to use of each file, a random sample; 0 = all.
-      policy_examples: demonstrations (`ragrl demos`), some of which precede each prompt of a policy
-        on a server.
+      policy_examples: demonstrations (`ragrl warmup demos`), some of which precede each prompt of a
+        policy on a server.
       shots: number of them per role.
       limit_seed: seed of the sample; negative: the first questions instead.
       train: labeled questions for the systems in `LEARNERS`.

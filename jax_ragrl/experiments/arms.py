@@ -1,4 +1,4 @@
-"""Experiments of several arms over several seeds (`ragrl experiment FILE`).
+"""Experiments of several arms over several seeds (`ragrl experiment run FILE`).
 
 An arm is a config with overrides. A cell is an arm with one seed each of training, world and warm
 start. It is trained and evaluated in its own folder, so that an interrupted experiment resumes.
@@ -48,9 +48,9 @@ class Arm:
     Fields:
       config: the path of a config file.
       overrides: changes of the config, such as `recipe.tree.width=1`.
-      warm_up: the path of a config of `ragrl warmup`, whose policy the arm starts from; empty: the
-        policy of the config.
-      sft: the path of a config of `ragrl sft`: before its reinforcement learning, the policy
+      warm_up: the path of a config of `ragrl warmup tiny`, whose policy the arm starts from; empty:
+        the policy of the config.
+      sft: the path of a config of `ragrl warmup sft`: before its reinforcement learning, the policy
         imitates demonstrations on training questions; empty: none.
       demos: the author of the demonstrations: `policy`, the policy itself (its correct rollouts),
         or `labels`, rules that read gold passages and answers.

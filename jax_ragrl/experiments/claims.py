@@ -1,4 +1,4 @@
-"""Claims of the papers and how each one is decided (`ragrl reproduce`).
+"""Claims of the papers and how each one is decided (`ragrl experiment reproduce`).
 
 A claim is decided by tests, if it follows from the formulas, or by an experiment: pairs of arms,
 each with a claim about their difference. What cannot be decided here says why.
@@ -213,7 +213,7 @@ def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int)
     """
     row = {name: getattr(claim, name) for name in ("number", "statement", "source", "missing")}
     row |= {"tests": list(claim.tests), "verdict": OPEN, "pairs": []}
-    command = f"ragrl reproduce --claims {claim.number}"
+    command = f"ragrl experiment reproduce --claims {claim.number}"
     if claim.pairs:
         numbers = ",".join(map(str, seeds))
         command += f" --training-seeds {numbers} --world-seed {world}"

@@ -160,7 +160,8 @@ def evaluate_trained(
       UserError: the environment failed on every question.
     """
     file = workdir / "trained.json"
-    # "asked" identifies the questions, so that `ragrl trials --baseline` compares only equal ones.
+    # "asked" identifies the questions: `ragrl experiment trials --baseline` compares only equal
+    # ones.
     key = {"asked": fingerprint(questions), "steps": _steps_taken(job, workdir)}
     if (row := on_process_zero(lambda: stored_row(file, key))) is not None:
         return {"trained": row, **row["fixed"]}

@@ -176,13 +176,13 @@ def load_trained_scores(folder: pathlib.Path) -> dict[str, Any]:
     """The `trained.json` of a finished trial: scores of its trained policy per question."""
     if not (folder / "summary.json").is_file():
         raise UserError(
-            f"{folder} holds no finished trial to compare with: run 'ragrl trials --out "
+            f"{folder} holds no finished trial to compare with: run 'ragrl experiment trials --out "
             f"{folder.parent}' with the same systems and seeds first"
         )
     if not (file := folder / "trained.json").is_file():
         raise UserError(
             f"{folder} was written by a version that stored no scores: delete its summary.json and "
-            "repeat its 'ragrl trials', which evaluates without training again"
+            "repeat its 'ragrl experiment trials', which evaluates without training again"
         )
     row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return row

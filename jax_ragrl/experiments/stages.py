@@ -93,7 +93,7 @@ def ensure_imitation(
 
     Args:
       values: the config of the run, with the policy before.
-      config: the path of a config of `ragrl sft`.
+      config: the path of a config of `ragrl warmup sft`.
       author: the author of the demonstrations, `POLICY` or `LABELS`.
       folder: the folder of the cell, which gets demonstrations and the subfolder `IMITATION`.
 

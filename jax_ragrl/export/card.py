@@ -205,7 +205,7 @@ def card_text(facts: CardFacts) -> str:
 
 {_usage(facts)}
 In jax_ragrl, a config of the same system takes it with `--config.policy={facts.name}`; `ragrl ask`,
-`ragrl evaluate` and `ragrl serve` then run the whole system.
+`ragrl evaluate` and `ragrl serve system` then run the whole system.
 
 ## License
 
@@ -251,8 +251,8 @@ def data_label(values: Mapping[str, Any]) -> str:
     files = values.get("data", {}).get("files")
     if not files:
         world = values.get("data", {}).get("world") or {}
-        return f"generated encyclopedia (`ragrl world --size {world.get('size', 240)} --seed " \
-               f"{world.get('seed', 0)}`)"  # fmt: skip
+        size, seed = world.get("size", 240), world.get("seed", 0)
+        return f"generated encyclopedia (`ragrl data world --size {size} --seed {seed}`)"
     names = [_written_name(name) for name in _data_names(values)]
     return ", ".join(dict.fromkeys(names))
 

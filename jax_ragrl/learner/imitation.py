@@ -2,10 +2,10 @@
 
 Two entry points:
   `imitate` treats demonstrations as policy gradients with advantage 1, on the policy, the packing
-    and the step of reinforcement learning. `ragrl sft` uses it (`warmstart.finetune`,
+    and the step of reinforcement learning. `ragrl warmup sft` uses it (`warmstart.finetune`,
     `warmstart.demos`).
   `sft_step` is a plain train step on rows packed in order, in which prompts may have a weight too.
-    `ragrl warmup` uses it (`warmstart.warmup`).
+    `ragrl warmup tiny` uses it (`warmstart.warmup`).
 """
 
 from __future__ import annotations

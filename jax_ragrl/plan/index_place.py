@@ -7,7 +7,7 @@ from typing import Any
 from jax_ragrl.plan.other_models import OtherModels
 
 DEVICES, SERVER = "devices", "server"
-# The config of a run that asks a server on its own host ('ragrl retriever serve').
+# The config of a run that asks a server on its own host ('ragrl serve retriever').
 REMOTE = {"index.kind": "remote", "index.url": "http://localhost:8001"}
 
 

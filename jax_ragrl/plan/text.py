@@ -13,7 +13,7 @@ SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
 def plan_text(result: Mapping[str, Any]) -> str:
-    """Returns a plan as a table of two columns; `ragrl plan --json` prints all numbers."""
+    """Returns a plan as a table of two columns; `ragrl config plan --json` prints all numbers."""
     rows = [*_memory(result), *_work(result), *_changes(result)]
     rows += [("not counted", message) for message in result["uncounted"]]
     width = max(len(name) for name, _ in rows)
@@ -50,7 +50,7 @@ def _weights(sampling: Mapping[str, Any]) -> str:
 def _place_text(place: Mapping[str, Any]) -> str:
     size = size_text(place["device_bytes"])
     if place["place"] == SERVER:
-        return f"a server per host ('ragrl retriever serve'): {size} per device is too much"
+        return f"a server per host ('ragrl serve retriever'): {size} per device is too much"
     return f"on the devices of each host, {size} per device"
 
 

@@ -31,7 +31,7 @@ ADVICE_TOO_LONG = (
 )
 ADVICE_FORMAT = (
     "this policy does not know the format, and may never learn it from rewards. Begin from a warm "
-    "start (ragrl warmup, or ragrl demos and ragrl sft)"
+    "start (ragrl warmup tiny, or ragrl warmup demos and ragrl warmup sft)"
 )
 NO_VERDICT = "the judge gave no verdict"
 OUTAGE = 5  # consecutive steps in which every question failed, after a step with answers

@@ -1,4 +1,4 @@
-"""The folder of `ragrl world`: the generated corpus, its questions, and the settings of both.
+"""The folder of `ragrl data world`: the generated corpus, its questions, and the settings of both.
 
 The settings are enough to generate the world again, whose facts its rule-based reader needs.
 """
@@ -60,7 +60,7 @@ def load_reader(text: str) -> WorldExecutors:
     folder, _, changes = text.removeprefix(READER).partition("#")
     file = local(folder) / FILE
     if not file.is_file():
-        raise UserError(f"{file} does not exist: give the --out folder of 'ragrl world'")
+        raise UserError(f"{file} does not exist: give the --out folder of 'ragrl data world'")
     settings = build(WorldData, json.loads(file.read_text(encoding="utf-8")), FILE)
     reader = build(WorldReaderConfig, json_object(changes or "{}"), "llm")
     return WorldExecutors(

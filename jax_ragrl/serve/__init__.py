@@ -8,6 +8,6 @@ try:
     import uvicorn  # noqa: F401
 except ImportError as error:
     raise UserError(
-        f"ragrl serve needs {error.name}: 'pip install starlette uvicorn prometheus_client', the "
-        "extra 'serve'"
+        f"a server needs {error.name}: 'pip install starlette uvicorn prometheus_client', or the "
+        "extra 'serve' of this package"
     ) from error

@@ -131,7 +131,7 @@ def _describe_roles(job: Job, forests: Sequence[Forest]) -> Iterator[Finding]:
             yield Finding("ok", "roles", text)
         else:
             level: Level = "error" if valid < FEW else "warning"
-            remedy = "begin from a warm start (ragrl warmup, or ragrl demos and ragrl sft)"
+            remedy = "begin from a warm start ('ragrl warmup' has the commands)"
             yield Finding(level, "roles", f"{text}: {remedy}")
 
 

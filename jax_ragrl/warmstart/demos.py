@@ -2,8 +2,9 @@
 
     {"question": ID, "role": ROLE, "prompt": [{"role": "user", "content": ...}], "reply": ...}
 
-`ragrl demos` (`make_demos.py`) or any other program writes such files. A prompt is a list of chat
-messages, or a string. Files hold text instead of token ids, so that any policy can learn from them.
+`ragrl warmup demos` (`make_demos.py`) or any other program writes such files. A prompt is a list of
+chat messages, or a string. Files hold text instead of token ids, so that any policy can learn from
+them.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def load_demos(file: pathlib.Path | str, roles: Sequence[str] = ()) -> list[Demo
         names = ", ".join(roles) or "any role"
         raise UserError(
             f"{file} has demonstrations of {roles_of_file}, but none of {names}: choose another "
-            "file in data.demos, or generate one with 'ragrl demos'"
+            "file in data.demos, or generate one with 'ragrl warmup demos'"
         )
     return matches
 
@@ -116,7 +117,7 @@ class DemoData:
     """The demonstrations to learn from.
 
     Fields:
-      demos: the file of demonstrations that `ragrl demos` wrote.
+      demos: the file of demonstrations that `ragrl warmup demos` wrote.
       roles: the roles to train; empty: all.
     """
 

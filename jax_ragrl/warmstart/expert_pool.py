@@ -1,4 +1,4 @@
-"""`ragrl pool`: OPERA's D_scored, a pool of actions generated and scored before training.
+"""`ragrl warmup pool`: OPERA's D_scored, a pool of actions generated and scored before training.
 
 The writer is a language model, as in the paper, or the policy that will be trained. Every action is
 scored as in training, by executing it.
@@ -142,7 +142,9 @@ def make_pool(
     values = {**values, "recipe": {**values.get("recipe", {}), "expert_pool": ""}}
     job = load_job(values)
     if out.exists() and not candidates_file(out).exists():
-        raise UserError(f"{out} exists and was not written by 'ragrl pool': choose another --out")
+        raise UserError(
+            f"{out} exists and was not written by 'ragrl warmup pool': choose another --out"
+        )
     lock_output(out)
     parts = build_components(job, out.parent)
     sampler: ActionSampler

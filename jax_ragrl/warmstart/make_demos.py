@@ -1,4 +1,4 @@
-"""`ragrl demos`: generates demonstrations with the questions, corpus and models of a config.
+"""`ragrl warmup demos`: generates demonstrations with the questions, corpus and models of a config.
 
 Rejection sampling (C-3PO, section 5.2): a language model plays every role of the system, and its
 actions on paths to a correct answer are retained. The writer of the paper has 72B parameters.

@@ -1,8 +1,8 @@
 """Resumable generation of a JSONL file, chunk by chunk.
 
-`ragrl demos` and `ragrl pool` call a language model for hours, which may cost money. The rows of
-each chunk are appended immediately. A log next to the file has one line per finished item, with its
-error if it failed; failed items are retried by the next run.
+`ragrl warmup demos` and `ragrl warmup pool` call a language model for hours, which may cost money.
+The rows of each chunk are appended immediately. A log next to the file has one line per finished
+item, with its error if it failed; failed items are retried by the next run.
 """
 
 from __future__ import annotations

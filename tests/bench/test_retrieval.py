@@ -24,7 +24,7 @@ from jax_ragrl.types import Hits, Question
 def folder(tmp_path_factory) -> pathlib.Path:
     """A folder with one set in a subfolder: `world/corpus.jsonl` and questions."""
     path = tmp_path_factory.mktemp("sets") / "world"
-    assert main(["world", "--size", "60", "--out", str(path)]) == 0
+    assert main(["data", "world", "--size", "60", "--out", str(path)]) == 0
     (path / "passages.jsonl").rename(path / "corpus.jsonl")
     return path.parent
 

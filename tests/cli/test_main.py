@@ -18,7 +18,7 @@ from flax import nnx
 
 from jax_ragrl import __version__
 from jax_ragrl.cli import data, inference
-from jax_ragrl.cli.main import GROUPS, load_config, main
+from jax_ragrl.cli.main import HOLDERS, TITLES, _parser, load_config, main
 from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
@@ -51,7 +51,7 @@ def small_policy(tmp_path: pathlib.Path) -> str:
 def test_a_reader_that_leaves_ends_a_command_without_a_message():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "jax_ragrl", "config"]
+    command = [sys.executable, "-m", "jax_ragrl", "config", "show"]
     process = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, "")
@@ -185,12 +185,13 @@ def test_a_checkpoint_with_other_shapes_is_refused(tmp_path):
         ("--config.seed=4", "--config.seed is not for trials: give --systems and --seeds"),
         (f"--config={CONFIG}", "give --systems"),
         ("--baseline=nowhere", "nowhere/c3po-0 holds no finished trial"),
-        ("--against=nowhere", "nowhere/c3po-0 holds no finished trial"),  # former name
     ],
 )
 def test_invalid_trials_are_refused_before_a_warm_up(option, message, tmp_path, capsys):
     out = tmp_path / "out"
-    assert message in error_line(capsys, "trials", "--systems=c3po", f"--out={out}", option)
+    assert message in error_line(
+        capsys, "experiment", "trials", "--systems=c3po", f"--out={out}", option
+    )
     assert not list(out.glob("*-warm"))
 
 
@@ -203,7 +204,10 @@ def test_a_seed_that_quickstart_would_replace_is_refused(kind, key, tmp_path, ca
 
 
 def test_a_trial_resumes_only_with_equal_overrides(tmp_path, capsys):
-    folder, args = tmp_path / "c3po-0", ("trials", "--systems=c3po", f"--out={tmp_path}")
+    folder, args = (
+        tmp_path / "c3po-0",
+        ("experiment", "trials", "--systems=c3po", f"--out={tmp_path}"),
+    )
     folder.mkdir()
     assert "nowhere" in error_line(capsys, *args, "--baseline=nowhere", "--config.run.steps=1")
     (folder / "baselines.json").touch()
@@ -220,8 +224,8 @@ BUCKET = "gs://bucket/run"
         ("train", f"--config={CONFIG}", "--workdir=w", f"--config.index.folder={BUCKET}"),
         ("train", f"--config={CONFIG}", "--workdir=w", f"--config.policy={BUCKET}"),
         ("quickstart", "--workdir", BUCKET),
-        ("trials", "--out", BUCKET),
-        ("world", "--out", BUCKET),
+        ("experiment", "trials", "--out", BUCKET),
+        ("data", "world", "--out", BUCKET),
         ("index", "--corpus", BUCKET, "--out", "i"),
         ("export", BUCKET, "--out", "o"),
         ("evaluate", "--data", f"x={BUCKET}"),
@@ -237,14 +241,14 @@ def test_a_bucket_address_is_not_a_folder(args, tmp_path, capsys, monkeypatch):
 
 def test_an_empty_path_is_not_the_current_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "empty" in error_line(capsys, "world", "--out", "")
+    assert "empty" in error_line(capsys, "data", "world", "--out", "")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_path_without_write_access_is_named(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("")
-    assert str(file) in error_line(capsys, "world", "--out", str(file / "below"))
+    assert str(file) in error_line(capsys, "data", "world", "--out", str(file / "below"))
 
 
 def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsys):
@@ -253,12 +257,12 @@ def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsy
 
     monkeypatch.setattr(data, "run_world", fail)
     error = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
-    assert "disk is full" in error_line(capsys, "world", "--out", "w")
+    assert "disk is full" in error_line(capsys, "data", "world", "--out", "w")
     error = ValueError("Error writing /x [OS error 27: EFBIG File too large]")
-    assert "ulimit -f" in error_line(capsys, "world", "--out", "w")
+    assert "ulimit -f" in error_line(capsys, "data", "world", "--out", "w")
     for error in (ValueError("bad"), TimeoutError("late")):
         with pytest.raises(type(error)):
-            main(["world", "--out", "w"])
+            main(["data", "world", "--out", "w"])
 
 
 @pytest.mark.parametrize(
@@ -285,8 +289,8 @@ def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(
         raise error
 
     monkeypatch.setattr(data, "run_world", fail)
-    line = error_line(capsys, "world", "--out", "w")
-    assert message in line and re.search(r"ragrl plan|ulimit -u", line)
+    line = error_line(capsys, "data", "world", "--out", "w")
+    assert message in line and re.search(r"ragrl config plan|ulimit -u", line)
 
 
 def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
@@ -295,7 +299,7 @@ def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
 
     monkeypatch.setattr(data, "run_world", fail)
     with pytest.raises(jax.errors.JaxRuntimeError):
-        main(["world", "--out", "w"])
+        main(["data", "world", "--out", "w"])
 
 
 def test_an_index_may_be_in_a_parent_folder(tmp_path, capsys, monkeypatch):
@@ -359,10 +363,10 @@ def test_a_measurement_of_nothing_is_error_line(capsys):
     assert "--prompts" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup", "demos", "plan"])
+@pytest.mark.parametrize("command", ["train", "ask", "serve system", "warmup tiny", "config plan"])
 def test_the_help_explains_config_options(command, capsys):
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert "--config=FILE" in capsys.readouterr().out.split("options:")[1]
 
 
@@ -385,9 +389,16 @@ def test_without_a_command_the_map_of_commands_is_printed(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
     names = re.findall(r"^  (\w+)  ", text, re.MULTILINE)
-    commands = ["quickstart", "index", "sft", "plan", "train", "evaluate", "serve"]
-    assert [name for name in names if name in commands] == commands
-    assert all(f"\n{title}:\n" in text for title, _ in GROUPS)
+    commands = ["quickstart", "index", "warmup", "train", "evaluate", "serve"]
+    assert [name for name in names if name in commands] == commands and len(names) <= 14
+    assert all(f"\n{title}:\n" in text for title, _ in TITLES)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_command_of_commands_prints_them(holder, capsys):
+    assert main([holder]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^    {name}\b", text, re.MULTILINE) for name in _parser()[1][holder])
 
 
 def test_an_unknown_option_names_the_help_of_its_command(capsys):
@@ -402,6 +413,8 @@ def test_a_mistyped_command_names_the_nearest_match(capsys):
     assert "did you mean 'train'?" in error_line(capsys, "trian", "--workdir", "w")
     line = error_line(capsys, "xyz")
     assert "unknown command 'xyz': run 'ragrl'" in line and "did you mean" not in line
+    line = error_line(capsys, "serve", "retreiver")
+    assert line.endswith("did you mean 'retriever'? run 'ragrl serve' to list the commands")
 
 
 def test_the_version_is_printed(capsys):
@@ -420,9 +433,12 @@ def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):
     assert "--config.run.steps has no value" in line
 
 
+COMMANDS = [f"{h} {x}".strip() for h, words in _parser()[1].items() for x in words]
+
+
 def test_each_option_has_a_help_text(capsys):
-    for command in re.findall(r"^  (\w+)  ", help_of(capsys), re.MULTILINE):
-        options = help_of(capsys, command).partition("options:")[2]
+    for command in COMMANDS:
+        options = help_of(capsys, *command.split()).partition("options:")[2]
         lines = re.split(r"\n  (?=\S)", options)[1:]
         assert lines and all(re.search(r"\s{2,}\S", line) for line in lines), (command, lines)
 
@@ -434,7 +450,7 @@ def help_of(capsys, *args: str) -> str:
 
 
 def test_config_without_a_file_lists_the_shipped_configs(capsys):
-    assert main(["config"]) == 0
+    assert main(["config", "show"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert len(lines) == len([p for p in CONFIG.parents[1].rglob("*.py")])
     assert lines["configs/tiny/c3po.py"].startswith("C-3PO on the synthetic corpus")
@@ -455,8 +471,8 @@ def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
 
 
 def test_help_states_a_default_once(capsys):
-    for command in re.findall(r"^  (\w+)  ", help_of(capsys), re.MULTILINE):
-        options = help_of(capsys, command).partition("options:")[2]
+    for command in COMMANDS:
+        options = help_of(capsys, *command.split()).partition("options:")[2]
         for option in re.split(r"\n  (?=-)", options):
             assert len(re.findall(r"default", option)) <= 1, (command, option)
 
@@ -507,7 +523,7 @@ def test_the_package_can_be_executed_as_a_module():
 def test_a_file_is_divided_once(tmp_path, capsys):
     file = tmp_path / "asked.csv"
     file.write_text("question,answer\n" + "".join(f"q{n}?,a\n" for n in range(10)))
-    command = ["split", str(file), "--shares", "0.7,0,0.3", "--out", str(tmp_path / "out")]
+    command = ["data", "split", str(file), "--shares", "0.7,0,0.3", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     counts = {"train": 7, "dev": 0, "test": 3, "out": str(tmp_path / "out")}
     assert json.loads(capsys.readouterr().out) == counts

@@ -26,12 +26,15 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     ("command", "lock"),
     [
-        (["warmup"], "lock_folder"),
-        (["sft", f"--config={TINY / 'vanilla_sft.py'}"], "lock_folder"),
-        (["sft", f"--config={TINY / 'sft_c3po.py'}", "--config.data.demos=DEMOS"], "lock_folder"),
+        (["warmup", "tiny"], "lock_folder"),
+        (["warmup", "sft", f"--config={TINY / 'vanilla_sft.py'}"], "lock_folder"),
+        (
+            ["warmup", "sft", f"--config={TINY / 'sft_c3po.py'}", "--config.data.demos=DEMOS"],
+            "lock_folder",
+        ),
         (["index", "--corpus=DEMOS", "--kind=bm25"], "lock_folder"),
-        (["demos", f"--config={TINY / 'mmoa_rag.py'}", "--writer=labels"], "lock_output"),
-        (["pool", f"--config={TINY / 'opera.py'}"], "lock_output"),
+        (["warmup", "demos", f"--config={TINY / 'mmoa_rag.py'}", "--writer=labels"], "lock_output"),
+        (["warmup", "pool", f"--config={TINY / 'opera.py'}"], "lock_output"),
     ],
     ids=["warmup", "sft on passages", "sft on demonstrations", "index", "demos", "pool"],
 )

@@ -20,7 +20,7 @@ from tests.listening import listening
 def folder(tmp_path_factory) -> pathlib.Path:
     """A generated corpus with its questions, and the index of it."""
     path = tmp_path_factory.mktemp("search")
-    assert main(["world", "--size", "60", "--out", str(path)]) == 0
+    assert main(["data", "world", "--size", "60", "--out", str(path)]) == 0
     arguments = ["--corpus", f"{path}/passages.jsonl", "--kind", "exact", "--out", f"{path}/index"]
     assert main(["index", *arguments]) == 0
     return path

@@ -12,13 +12,13 @@ import pytest
 from jax_ragrl.experiments.claims import OPEN, load_claims, load_results
 from jax_ragrl.experiments.pairs import FAILS, HOLDS
 
-ONE = "ragrl reproduce --claims 1 --training-seeds 0,1 --world-seed 100"
+ONE = "ragrl experiment reproduce --claims 1 --training-seeds 0,1 --world-seed 100"
 PAIR = {"text": "new over old (F1)", "mean": 3.5, "ci95": [1.0, 6.0], "detectable": 3.57}
 
 
 def result(number: int, **changes: Any) -> dict[str, Any]:
     fields = {"number": number, "verdict": "holds", "tests": [], "pairs": [], "missing": ""}
-    command = f"ragrl reproduce --claims {number}"
+    command = f"ragrl experiment reproduce --claims {number}"
     return fields | {"command": command, "commit": "abc1234", "device": "2 cores"} | changes
 
 
@@ -62,7 +62,7 @@ def test_results_have_differences_seeds_and_commands(render):
     assert "| undecided | " in rows["1"] and rows["1"].endswith(" | 0, 1 |")
     assert "test `tests/a.py::test_b`: does not hold" in rows["6"]
     assert f"- `{ONE}`, commit `abc1234`, 2 cores.\n" in text
-    assert "- `ragrl reproduce --claims 16,6`, commit `abc1234`, 2 cores.\n" in text
+    assert "- `ragrl experiment reproduce --claims 16,6`, commit `abc1234`, 2 cores.\n" in text
 
 
 def test_the_readme_counts_the_decided_claims():

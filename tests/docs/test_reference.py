@@ -85,7 +85,7 @@ def test_every_metric_has_a_page_entry():
 @pytest.mark.parametrize("file", sorted((DOCS / "data").glob("*.json")), ids=lambda f: f.stem)
 def test_every_measurement_says_how_it_was_made(file):
     data = json.loads(file.read_text(encoding="utf-8"))
-    if isinstance(data, list):  # the results of `ragrl reproduce`
+    if isinstance(data, list):  # the results of `ragrl experiment reproduce`
         data = {"rows": data, "columns": ()}
     assert data["rows"]
     for row in data["rows"]:

@@ -21,7 +21,7 @@ from tests.evaluation.test_table import settings
 def folder(tmp_path):
     out = tmp_path / "world"
     args = ("--size=40", "--seed=3", "--hops=1", "--famous=0.9", f"--out={out}")
-    assert main(("world", *args)) == 0
+    assert main(("data", "world", *args)) == 0
     return out
 
 

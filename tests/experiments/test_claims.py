@@ -272,7 +272,7 @@ def test_numbers_and_ranges():
 
 def test_a_dry_run_counts_the_trainings(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out"), "--dry-run"]
-    assert main(["reproduce", "--claims=1,6", "--training-seeds=0,1", *out]) == 0
+    assert main(["experiment", "reproduce", "--claims=1,6", "--training-seeds=0,1", *out]) == 0
     assert capsys.readouterr().out == "2 claims, 4 trainings and 0 further evaluations to do\n"
-    assert main(["reproduce", "--claims=40", *out]) == 2
+    assert main(["experiment", "reproduce", "--claims=40", *out]) == 2
     assert "there is no claim 40: use 1 to 31" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def small(tmp_path_factory) -> dict[str, object]:
 def run_trials(system, out, overrides, *more) -> int:
     changes = [f"--config.{key}={value}" for key, value in overrides.items()]
     options = [f"--systems={system}", "--seeds=0", f"--out={out}", "--demo-questions=5", *more]
-    return main(["trials", "--configs=smollm2", *options, *changes])
+    return main(["experiment", "trials", "--configs=smollm2", *options, *changes])
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_baseline_folder_is_refused(tmp_path, capsys):
 
 
 def test_other_retrievers_are_for_a_pretrained_model_and_known(tmp_path, capsys):
-    assert main(["trials", "--retrievers=bm25", f"--out={tmp_path}"]) == 2
+    assert main(["experiment", "trials", "--retrievers=bm25", f"--out={tmp_path}"]) == 2
     assert "give --configs smollm2" in capsys.readouterr().err
     assert run_trials("c3po", tmp_path, {}, "--retrievers=bm26") == 2
     assert "--retrievers is 'bm26'" in capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_a_hybrid_fuses_the_index_of_the_trial_with_words(tmp_path):
 
 
 def test_a_config_without_its_folder_is_a_one_line_error(tmp_path, capsys):
-    assert main(["trials", "--configs=smollm3", f"--out={tmp_path}"]) == 2
+    assert main(["experiment", "trials", "--configs=smollm3", f"--out={tmp_path}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -92,7 +92,7 @@ def test_the_text_states_system_roles_data_and_version():
         "# C-3PO, policy `policy`",
         f"jax_ragrl {__version__}",
         "`router`",
-        "generated encyclopedia (`ragrl world --size 240 --seed 0`)",
+        "generated encyclopedia (`ragrl data world --size 240 --seed 0`)",
         "rule-based reader",
         "scann search, encoder hashed",
         "A result.",

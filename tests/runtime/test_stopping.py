@@ -62,7 +62,7 @@ def finish_step(options):
         raise Preempted("stopped after step 1: the same command continues")
 
 data.run_world = globals()[sys.argv[1]]
-sys.exit(main.main(["world", "--out", sys.argv[2]]))
+sys.exit(main.main(["data", "world", "--out", sys.argv[2]]))
 """
 
 

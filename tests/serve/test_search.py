@@ -208,12 +208,12 @@ def test_limits_that_allow_no_request_are_refused(limits, message):
 
 
 def test_the_command_serves_the_index_of_a_folder(tmp_path: pathlib.Path, monkeypatch):
-    assert main(["world", "--size", "60", "--out", str(tmp_path)]) == 0
+    assert main(["data", "world", "--size", "60", "--out", str(tmp_path)]) == 0
     index = ["--corpus", f"{tmp_path}/passages.jsonl", "--kind", "exact", "--out", f"{tmp_path}/i"]
     assert main(["index", *index]) == 0
     served = []
     monkeypatch.setattr(search, "listen", lambda app, *_: served.append(app()))
-    assert main(["retriever", "serve", f"{tmp_path}/i", "--port", "0", "--top-k", "2"]) == 0
+    assert main(["serve", "retriever", f"{tmp_path}/i", "--port", "0", "--top-k", "2"]) == 0
     with TestClient(served[0], "http://localhost") as http:
         wait_until(lambda: http.get("/health").status_code == 200)
         assert http.get("/health").json()["passages"] > 20

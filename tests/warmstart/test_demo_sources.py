@@ -1,4 +1,4 @@
-"""Demonstrations for the classifiers of baselines, and `ragrl demos --of`."""
+"""Demonstrations for the classifiers of baselines, and `ragrl warmup demos --of`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_tree_without_all_three_strategies_is_refused():
 )
 def test_a_wrong_choice_is_refused_before_any_output(config, arguments, message, tmp_path, capsys):
     file, out = CONFIGS / "tiny" / f"{config}.py", tmp_path / "new" / "d.jsonl"
-    assert main(["demos", f"--config={file}", f"--out={out}", *arguments]) == 2
+    assert main(["warmup", "demos", f"--config={file}", f"--out={out}", *arguments]) == 2
     assert message in capsys.readouterr().err and not out.parent.exists()
 
 
@@ -129,9 +129,9 @@ def test_the_command_resumes_and_refuses_other_settings(tmp_path, capsys, monkey
         "--writer=tiny",
     ]
     for limit in (2, 3):
-        assert main(["demos", *arguments, "--of=slim_plm", f"--limit={limit}"]) == 0
+        assert main(["warmup", "demos", *arguments, "--of=slim_plm", f"--limit={limit}"]) == 0
         assert [(d.question, d.role) for d in load_demos(out)] == [
             (f"train-0000{i}", "gate") for i in range(limit)
         ]
-    assert main(["demos", *arguments, "--limit=3"]) == 2
+    assert main(["warmup", "demos", *arguments, "--limit=3"]) == 2
     assert "config.of differs" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`ragrl pool`: a language model acts as a policy, and its actions are scored."""
+"""`ragrl warmup pool`: a language model acts as a policy, and its actions are scored."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_the_command_writes_a_pool_and_resumes(tmp_path, monkeypatch, capsys):
     out, small = tmp_path / "pool.jsonl", "--config.data.world.size=60"
     with serving(lambda body: "nothing legal") as (address, bodies):
         arguments = ["--writer", f"openai:m@{address}", "--temperatures", "0.5", "--limit", "3"]
-        command = ["pool", f"--out={out}", small, *arguments]
+        command = ["warmup", "pool", f"--out={out}", small, *arguments]
         assert main(command) == 0
         count, text = len(bodies), out.read_text()
         assert main(command) == 0 and len(bodies) == count and out.read_text() == text
@@ -210,12 +210,12 @@ def test_a_pool_is_for_opera_only(tmp_path, capsys):
     from jax_ragrl.cli.main import CONFIGS
 
     config = CONFIGS / "tiny" / "coda.py"
-    assert main(["pool", f"--config={config}", f"--out={tmp_path / 'p'}"]) == 2
+    assert main(["warmup", "pool", f"--config={config}", f"--out={tmp_path / 'p'}"]) == 2
     assert "a pool is for opera" in capsys.readouterr().err
 
 
 def test_a_foreign_file_is_not_overwritten(tmp_path, capsys):
     out = tmp_path / "pool.jsonl"
     out.write_text("mine\n")
-    assert main(["pool", f"--out={out}", "--config.data.world.size=60", "--limit=1"]) == 2
+    assert main(["warmup", "pool", f"--out={out}", "--config.data.world.size=60", "--limit=1"]) == 2
     assert "choose another --out" in capsys.readouterr().err and out.read_text() == "mine\n"

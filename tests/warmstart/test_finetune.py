@@ -108,7 +108,10 @@ def test_a_run_learns_and_saves_a_model(tmp_path, kind):
     config = tmp_path / "config.py"
     config.write_text(CONFIG.replace("FOLDER", str(folder)))
     out = tmp_path / "out"
-    assert main(["sft", f"--config={config}", f"--config.examples={kind}", f"--out={out}"]) == 0
+    assert (
+        main(["warmup", "sft", f"--config={config}", f"--config.examples={kind}", f"--out={out}"])
+        == 0
+    )
     losses = [json.loads(row)["loss"] for row in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 8 and losses[-1] < losses[0] - 0.5
     summary = json.loads((out / "summary.json").read_text())
@@ -138,7 +141,7 @@ def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypat
     config.write_text(CONFIG.replace("FOLDER", str(folder)))
 
     def sft(out: str, *options: str) -> int:
-        return main(["sft", f"--config={config}", f"--out={tmp_path / out}", *options])
+        return main(["warmup", "sft", f"--config={config}", f"--out={tmp_path / out}", *options])
 
     def stop_in_second_step(*args):
         steps.append(args)

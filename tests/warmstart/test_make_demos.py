@@ -1,4 +1,4 @@
-"""`ragrl demos`: the selection of actions, and files that resume."""
+"""`ragrl warmup demos`: the selection of actions, and files that resume."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_other_labels_are_for_mmoa_rag_only(tmp_path, capsys):
     config = f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
     out = f"--out={tmp_path / 'd.jsonl'}"
     small = "--config.data.world.size=40"
-    assert main(["demos", config, out, small, "--writer", "labels:answer"]) == 2
+    assert main(["warmup", "demos", config, out, small, "--writer", "labels:answer"]) == 2
     assert "labels:answer is for system mmoa_rag" in capsys.readouterr().err
 
 
@@ -294,12 +294,12 @@ def test_labels_are_demonstrations(tmp_path, capsys):
     out = tmp_path / "d.jsonl"
     arguments = [config, f"--out={out}", "--config.data.world.size=40", "--limit=3"]
     arguments.append("--config.policies=(('rewriter','tiny'),)")  # separate policies are allowed
-    assert main(["demos", *arguments, "--writer", "labels:answer"]) == 0
+    assert main(["warmup", "demos", *arguments, "--writer", "labels:answer"]) == 0
     assert [(d.question, d.role) for d in load_demos(out)] == [
         (f"train-0000{i}", role) for i in range(3) for role in ("selector", "generator")
     ]
     assert json.loads(capsys.readouterr().out)["questions"] == 3
-    assert main(["demos", *arguments, "--writer", "labels"]) == 2
+    assert main(["warmup", "demos", *arguments, "--writer", "labels"]) == 2
     assert "writer.name differs" in capsys.readouterr().err
 
 
@@ -316,7 +316,7 @@ def test_ids_must_be_unique_and_repeated_questions_count_once(tmp_path, capsys):
         splits = {"train": file, "dev": file, "test": file, "corpus": corpus}
         arguments = [f"--config.data.files.{key}={path}" for key, path in splits.items()]
         arguments += ["--config.llm.kind=none", f"--out={tmp_path / name / 'd.jsonl'}"]
-        assert main(["demos", config, *arguments, "--writer=labels"]) == code
+        assert main(["warmup", "demos", config, *arguments, "--writer=labels"]) == code
         output = capsys.readouterr()
     assert "share the id 'train_0'" in output.err and not (tmp_path / "other" / "d.jsonl").exists()
     assert {d.question for d in load_demos(tmp_path / "same" / "d.jsonl")} == {"train_0", "train_1"}
@@ -337,7 +337,14 @@ def test_the_writer_is_paid_once(tmp_path, monkeypatch):
     out, config = tmp_path / "demos.jsonl", f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
     with serving(scripted) as (address, bodies):
         writer = ["--writer", f"openai:m@{address}", "--limit=2"]
-        command = ["demos", config, "--config.data.world.size=40", f"--out={out}", *writer]
+        command = [
+            "warmup",
+            "demos",
+            config,
+            "--config.data.world.size=40",
+            f"--out={out}",
+            *writer,
+        ]
         assert main(command) == 0
         requests, rows = len(bodies), out.read_text()
         # Without the output the demonstrations are made again, from the replies of the first call.
@@ -356,7 +363,7 @@ def test_demonstrations_train_a_policy_for_reinforcement_learning(tmp_path, monk
     small = [f"--config={c3po}", "--config.data.world.size=60"]
     with serving(scripted) as (address, bodies):
         writer = ["--writer", f"openai:m@{address}", "--temperature=0.3", "--limit=5"]
-        command = ["demos", *small, f"--config.policy={folder}", f"--out={out}", *writer]
+        command = ["warmup", "demos", *small, f"--config.policy={folder}", f"--out={out}", *writer]
         assert main(command) == 0
         count, requests = len(load_demos(out)), len(bodies)
         moved = [
@@ -371,7 +378,7 @@ def test_demonstrations_train_a_policy_for_reinforcement_learning(tmp_path, monk
     layout = ["--config.packing.row_lengths=(1024,)", "--config.packing.tokens_per_device=4096"]
     arguments = [f"--config.data.demos={out}", f"--config.policy={folder}", "--config.epochs=4"]
     arguments += ["--config.optimizer.policy_lr=0.01", f"--out={tmp_path / 'warm'}"]
-    assert main(["sft", f"--config={sft}", *arguments, *layout]) == 0
+    assert main(["warmup", "sft", f"--config={sft}", *arguments, *layout]) == 0
     summary = json.loads((tmp_path / "warm" / "summary.json").read_text())
     assert summary["demos"] == count and summary["loss"]["last"] < summary["loss"]["first"] - 0.5
     shapes = ["--config.shapes.prompt_lengths=(1024,)", "--config.shapes.batch_sizes=(16,)"]

@@ -1,9 +1,9 @@
 """InstructRAG: the generator first explains how the documents lead to the answer.
 
 Wei et al. 2025, "InstructRAG: Instructing Retrieval-Augmented Generation via Self-Synthesized
-Rationales". `ragrl sft` fine-tunes the generator on explanations that a language model wrote with
-the answers in its prompt (`examples.rationale_examples`); the result serves as the frozen language
-model.
+Rationales". `ragrl warmup sft` fine-tunes the generator on explanations that a language model wrote
+with the answers in its prompt (`examples.rationale_examples`); the result serves as the frozen
+language model.
 
 Departures from the paper
   1. The answer is the text after the last "the answer is"; the paper scores the full text. Here the

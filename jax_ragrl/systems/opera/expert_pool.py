@@ -146,7 +146,7 @@ def load_pool(file: pathlib.Path) -> Pool:
     except (OSError, TypeError, ValueError) as error:
         raise UserError(
             f"{file} is not a pool of scored actions ({error}): give a file with one JSON object "
-            "per line with role, prompt, text and score, as 'ragrl pool' writes it"
+            "per line with role, prompt, text and score, as 'ragrl warmup pool' writes it"
         ) from error
     # No cosine reaches infinity, so no candidate is dropped a second time.
     return build_pool(candidates, max_cosine=math.inf)
