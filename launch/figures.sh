@@ -18,8 +18,8 @@ measure() {
   local file=$out/$1.json start=$SECONDS
   shift
   [[ -s "$file" ]] && return
-  printf '%s: ragrl bench %s\n' "$(basename "$file" .json)" "$*" >&2
-  if "$python" -m jax_ragrl.cli.main bench "$@" --json >"$file.part" 2>"$file.log"; then
+  printf '%s: python %s\n' "$(basename "$file" .json)" "$*" >&2
+  if "$python" "$@" >"$file.part" 2>"$file.log"; then
     mv "$file.part" "$file"
     printf '%s\n' "$(<"$file")" "  $((SECONDS - start)) s"
   else
@@ -28,29 +28,32 @@ measure() {
   fi
 }
 
+bench() { measure "$1" -m jax_ragrl bench "${@:2}" --json; }
+lab() { measure "$1" "docs/lab/$2.py" "${@:3}"; }
+
 failed=()
-baseline=()
-"$python" -c 'import tunix' 2>/dev/null && baseline=(--baseline tunix)
+peer=(-m jax_ragrl bench train --json)
+"$python" -c 'import tunix' 2>/dev/null && peer=(docs/lab/peers.py train tunix)
 
 # A GRPO update: 32 prompts of 1,024 tokens, 8 actions of 128 tokens per prompt. In one batch, or in
 # two. Tunix, with one action per row, needs five batches of as many tokens, or ten.
 for tokens in 65536 32768; do
-  measure "grpo-$tokens" train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
-    --tokens "$tokens" ${baseline[@]+"${baseline[@]}"}
+  measure "grpo-$tokens" "${peer[@]}" --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 \
+    --new 128 --tokens "$tokens"
 done
 on_gpu='import sys, torch; sys.exit(not torch.cuda.is_available())'
 if "$python" -c "$on_gpu" 2>/dev/null; then
-  measure grpo-transformers train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 \
-    --new 128 --tokens 32768 --baseline transformers
-  measure sample-transformers sample --shape qwen2.5-0.5b --new 256 --slots 256 --repeats 1 \
-    --baseline transformers
+  lab grpo-transformers peers train transformers --shape qwen2.5-0.5b --prompts 32 --siblings 8 \
+    --prompt 1024 --new 128 --tokens 32768
+  lab sample-transformers peers sample transformers --shape qwen2.5-0.5b --new 256 --slots 256 \
+    --repeats 1
 fi
-measure grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
+bench grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
   --attention xla
 # Forward and backward pass of 32 x 1,024 tokens, all of them scored.
 for size in 0.5b 1.5b; do
   for remat in full dots none; do
-    measure "forward-$size-$remat" train --shape "qwen2.5-$size" --ungrouped --prompts 32 \
+    bench "forward-$size-$remat" train --shape "qwen2.5-$size" --ungrouped --prompts 32 \
       --siblings 1 --prompt 1 --new 1023 --remat "$remat" --tokens 16384
   done
 done
@@ -58,32 +61,32 @@ done
 # rows of unequal or of equal length.
 for mean in 200 0; do
   for slots in 128 1024; do
-    measure "sample-$mean-$slots" sample --shape qwen2.5-0.5b --mean "$mean" --slots "$slots"
+    bench "sample-$mean-$slots" sample --shape qwen2.5-0.5b --mean "$mean" --slots "$slots"
   done
 done
 # The same without the kernel for decoded rows.
-measure sample-0-128-xla sample --shape qwen2.5-0.5b --mean 0 --slots 128 --attention xla
+bench sample-0-128-xla sample --shape qwen2.5-0.5b --mean 0 --slots 128 --attention xla
 # The same in slots that are refilled. Conversations of six turns, in batches and in slots.
-measure sample-200-refilled sample --shape qwen2.5-0.5b --mean 200 --decode-rows 256
+bench sample-200-refilled sample --shape qwen2.5-0.5b --mean 200 --decode-rows 256
 for rows in 0 64; do
-  measure "chains-$rows" sample --shape qwen2.5-0.5b --prompts 64 --siblings 1 --prompt 512 --new 128 \
+  bench "chains-$rows" sample --shape qwen2.5-0.5b --prompts 64 --siblings 1 --prompt 512 --new 128 \
     --turns 6 --observation 384 --decode-rows "$rows"
 done
-measure tape tape
+bench tape tape
 # A complete step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions at
 # once, and in two pipelined groups.
 for cohorts in 1 2; do
-  measure "step-1.5b-$cohorts" step --config=configs/tiny/c3po.py --shape qwen2.5-1.5b \
+  bench "step-1.5b-$cohorts" step --config=configs/tiny/c3po.py --shape qwen2.5-1.5b \
     --config.compute_dtype=bfloat16 --config.remat=full --config.run.questions_per_step=32 \
     --config.run.pipeline_groups="$cohorts" --config.packing.tokens_per_device=8192
 done
 
 # Rollouts during the update before, with a language model that sleeps for a second per call.
-measure overlap overlap --config=configs/tiny/c3po.py --latency 1 --steps 6
+lab overlap overlap --config=configs/tiny/c3po.py --latency 1 --steps 6
 
 # The ten nearest of two million vectors, for a batch of 256 queries.
 for dtype in bfloat16 float32; do
-  measure "search-$dtype" search --count 2000000 --dtype "$dtype"
+  lab "search-$dtype" search --count 2000000 --dtype "$dtype"
 done
 
 ((${#failed[@]} == 0)) || { printf 'failed, see %s\n' "${failed[@]}" >&2; exit 1; }

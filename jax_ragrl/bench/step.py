@@ -67,7 +67,7 @@ def bench_step(
     if job.run.staleness:
         raise UserError(
             f"run.staleness is {job.run.staleness}, but in a measured step the update waits for "
-            "the rollout: set it to 0, or compare both modes with 'ragrl bench overlap'"
+            "the rollout: set it to 0, or compare both modes with docs/lab/overlap.py"
         )
     components = build_components(job, workdir)
     policies = initial_policies(job, components, shape)

@@ -13,9 +13,8 @@ from typing import Any
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand
 from jax_ragrl.config.arguments import natural, positive
-from jax_ragrl.config.overrides import PREFIX, load_config, override
+from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
-from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import UserError
 
 Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
@@ -32,29 +31,14 @@ def add_bench(command: AddCommand) -> None:
         kind.add_argument("--json", action="store_true", help="print the result on one line")
         return kind
 
-    load = add("load", measure_load, "the host memory for loading a checkpoint")
-    load.add_argument("--shape", default="qwen2.5-0.5b", help="published model")
     _add_train_options(add("train", measure_train, "a training step"))
     _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
     summary = "wasted work of sampling: a tape of ragged conversations, in batches and in slots"
     _add_tape_options(add("tape", measure_tape, summary))
-    _add_embed_options(add("embed", measure_embed, "how fast a text encoder embeds passages"))
-    _add_search_options(add("search", measure_search, "the search for the nearest passages"))
     summary = "how well and how fast retrievers find the gold passages of question sets"
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
     summary = "a server under load: good clients next to hostile ones, then SIGTERM"
     _add_serve_options(add("serve", measure_serve, summary))
-    _add_run_measurements(add)
-
-
-def _add_run_measurements(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """The measurements of training runs."""
-    summary = "fresh, stale and early rollouts of --config=FILE with a language model that sleeps"
-    _add_overlap_options(add("overlap", measure_overlap, summary, takes_config=True))
-    summary = "what the training guard sees in the logs of finished runs"
-    _add_guard_options(add("guard", measure_guard, summary))
-    summary = "whether memory, files and threads stay flat over many steps of --config=FILE"
-    _add_soak_options(add("soak", measure_soak, summary, takes_config=True))
     summary = "a whole step of --config=FILE: rollout and updates"
     _add_step_options(add("step", measure_step, summary, takes_config=True))
 
@@ -112,42 +96,11 @@ def _add_tape_options(kind: argparse.ArgumentParser) -> None:
         kind.add_argument(f"--{name}", type=natural, default=default, help=text)
 
 
-def _add_guard_options(kind: argparse.ArgumentParser) -> None:
-    for outcome, text in (("collapsed", "runs that collapsed"), ("healthy", "runs that did not")):
-        kind.add_argument(
-            f"--{outcome}", nargs="+", type=local, default=[], metavar="RUN", help=text
-        )
-    text = "thresholds other than the defaults, such as kl=0.5 entropy=0.2"
-    kind.add_argument("--thresholds", nargs="+", default=[], metavar="INDICATOR=NUMBER", help=text)
-
-
-def _add_soak_options(kind: argparse.ArgumentParser) -> None:
-    steps = "number of steps, of one question each"
-    kind.add_argument("--steps", type=positive, default=1000, help=steps)
-    kind.add_argument(
-        "--workdir",
-        type=local,
-        default=pathlib.Path("runs/soak"),
-        help="folder of the run; the same command continues an interrupted one",
-    )
-    kind.add_argument(
-        "--plot", type=local, metavar="FILE.svg", help="write the curves to this file"
-    )
-
-
 def _add_step_options(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--workdir", type=local, help="folder with an index (default: a new folder)")
     repeats = "number of timed steps, after one that compiles"
     kind.add_argument("--repeats", type=positive, default=2, help=repeats)
     kind.add_argument("--shape", help=f"{MODEL}; its weights are random (default: the policies)")
-
-
-def _add_overlap_options(kind: argparse.ArgumentParser) -> None:
-    latency = "seconds that the language model sleeps per request before it answers"
-    kind.add_argument("--latency", type=float, default=1.0, help=latency)
-    exponential = "distribute the seconds exponentially, with --latency as mean"
-    kind.add_argument("--exponential", action="store_true", help=exponential)
-    _add_number_options(kind, (("steps", 6, "steps per run; the first two are not counted"),))
 
 
 def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
@@ -167,35 +120,6 @@ def _add_number_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None
         kind.add_argument(f"--{name}", type=minimum, default=default, help=text)
 
 
-def _add_embed_options(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("--corpus", type=data_path, required=True, help="file of passages")
-    encoder = "text encoder: minilm, a folder, or OWNER/NAME (default: minilm)"
-    kind.add_argument("--encoder", default="minilm", help=encoder)
-    numbers = (
-        ("count", 1000, "number of passages, from the start of the corpus"),
-        ("repeats", 2, "number of timed calls, after one that compiles"),
-    )
-    _add_number_options(kind, numbers)
-    baseline = "another library to measure with the same passages"
-    kind.add_argument("--baseline", choices=("sentence-transformers",), help=baseline)
-
-
-def _add_search_options(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("--kind", default="exact", help="kind of search: exact (on devices) or scann")
-    dtype = "dtype of the vectors: float32, or bfloat16 or int8 for an exact index"
-    kind.add_argument("--dtype", default="float32", help=dtype)
-    numbers = (
-        ("count", 0, "number of passages; 0 = 100,000, or 200,000 with --against"),
-        ("dimension", 0, "dimension of a vector; 0 = 768, or 384 with --against"),
-        ("queries", 0, "queries per search; 0 = 256, or 2,000 with --against, which halves them"),
-        ("k", 10, "hits per query; --against measures 10"),
-        ("repeats", 3, "number of timed searches, after one that compiles"),
-    )
-    _add_number_options(kind, numbers)
-    against = "measure scann and this library at equal recall (needs faiss-cpu)"
-    kind.add_argument("--against", choices=("faiss",), help=against)
-
-
 def _add_sample_options(kind: argparse.ArgumentParser) -> None:
     numbers = (
         ("prompts", 64, "number of prompts"),
@@ -211,8 +135,6 @@ def _add_sample_options(kind: argparse.ArgumentParser) -> None:
         ("repeats", 3, "number of timed rollouts, after one that compiles"),
     )
     _add_model_options(kind, numbers)
-    baseline = "another library to measure with the same work"
-    kind.add_argument("--baseline", choices=("transformers",), help=baseline)
 
 
 def _add_train_options(kind: argparse.ArgumentParser) -> None:
@@ -230,9 +152,6 @@ def _add_train_options(kind: argparse.ArgumentParser) -> None:
     remat = ("none", "full", "dots")
     kind.add_argument("--remat", default="full", choices=remat, help="gradient checkpointing")
     _add_layout_options(kind)
-    libraries = ("transformers", "tunix")
-    baseline = "another library to measure with the same work"
-    kind.add_argument("--baseline", choices=libraries, help=baseline)
 
 
 def _add_layout_options(kind: argparse.ArgumentParser) -> None:
@@ -257,12 +176,6 @@ def _print_result(measure: Callable[..., Any], options: argparse.Namespace) -> N
         print(json.dumps(result, indent=None if options.json else 2))
 
 
-def measure_load(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.load import bench_load
-
-    return bench_load(options.shape)
-
-
 def measure_serve(options: argparse.Namespace) -> dict[str, Any]:
     import os
 
@@ -273,23 +186,6 @@ def measure_serve(options: argparse.Namespace) -> dict[str, Any]:
         return bench_serve(work)
     path = "/retrieve" if options.retriever else "/answer"
     return bench_serve(work, Target(options.url, path, os.environ.get("RAGRL_API_KEY", "")))
-
-
-def measure_guard(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.guard import bench_guard, parse_thresholds
-
-    thresholds = parse_thresholds(options.thresholds)
-    return bench_guard(options.collapsed, options.healthy, thresholds)
-
-
-def measure_soak(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.soak import bench_soak, small
-
-    file = [text for text in options.config if not text.startswith(PREFIX)]
-    values = small(load_config(None, file), options.steps)
-    # After the small sizes, so that an option can change them.
-    override(values, [text for text in options.config if text.startswith(PREFIX)])
-    return bench_soak(values, options.workdir, options.plot)
 
 
 def measure_step(options: argparse.Namespace) -> dict[str, Any]:
@@ -307,60 +203,16 @@ def measure_step(options: argparse.Namespace) -> dict[str, Any]:
         return bench_step(job, workdir, options.repeats, config)
 
 
-def measure_overlap(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.overlap import bench_overlap
-
-    values = load_config(None, options.config)
-    return bench_overlap(values, options.latency, options.steps, is_exponential=options.exponential)
-
-
 def measure_sample(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.sample import SampleWork, bench_sample
 
-    work = _from_options(SampleWork, options)
-    if not options.baseline:
-        return bench_sample(work)
-    from jax_ragrl.bench.peers import compare_rollouts, measure_peer
-
-    theirs, ours = measure_peer(options.baseline, work), bench_sample(work)
-    return ours | {options.baseline: theirs | compare_rollouts(ours, theirs)}
+    return bench_sample(_from_options(SampleWork, options))
 
 
 def measure_tape(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.tape import TapeWork, bench_tape
 
     return bench_tape(_from_options(TapeWork, options))
-
-
-def measure_embed(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.embed import EmbedWork, bench_embed
-
-    work = _from_options(EmbedWork, options)
-    if not options.baseline:
-        return bench_embed(work)
-    from jax_ragrl.bench.peers import compare_embeddings, measure_peer
-
-    theirs = measure_peer(options.baseline, work)
-    ours = bench_embed(work, theirs.pop("vectors_XD"))
-    return ours | {options.baseline: theirs | compare_embeddings(ours, theirs)}
-
-
-def measure_search(options: argparse.Namespace) -> dict[str, Any]:
-    # 0 is the default of the measurement.
-    defaults = {name for name in ("count", "dimension", "queries") if not getattr(options, name)}
-    options = argparse.Namespace(**{k: v for k, v in vars(options).items() if k not in defaults})
-    if options.against:
-        if (options.kind, options.dtype, options.k) != ("exact", "float32", 10):
-            raise UserError(
-                f"--kind {options.kind}, --dtype {options.dtype} and --k {options.k} are not read "
-                "with --against, which measures scann in float32 at k 10: leave them out"
-            )
-        from jax_ragrl.bench.against_faiss import FaissWork, bench_faiss
-
-        return bench_faiss(_from_options(FaissWork, options))
-    from jax_ragrl.bench.search import SearchWork, bench_search
-
-    return bench_search(_from_options(SearchWork, options))
 
 
 def measure_retrieval(options: argparse.Namespace) -> dict[str, Any] | str:
@@ -388,15 +240,7 @@ def measure_train(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.train import TrainWork, bench_train
 
     work = _from_options(TrainWork, options)
-    if not options.baseline:
-        return bench_train(work, share_rows=options.grouped, compare=options.compare)
-    from jax_ragrl.bench.peers import compare_steps, measure_peer
-
-    # The peer runs first, while this process has not allocated device memory yet.
-    theirs = measure_peer(options.baseline, work)
-    result = bench_train(work, share_rows=options.grouped, compare=options.compare)
-    ours = result["grouped" if options.grouped else "ungrouped"]
-    return result | {options.baseline: theirs | compare_steps(ours, theirs)}
+    return bench_train(work, share_rows=options.grouped, compare=options.compare)
 
 
 def _from_options(cls: Any, options: argparse.Namespace) -> Any:

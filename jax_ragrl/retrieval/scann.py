@@ -21,7 +21,7 @@ from jax_ragrl.retrieval.shards import read_array
 
 BRUTE_FORCE = 20_000
 NEIGHBORS = 64  # minimum depth of a search, so that the pages of a query agree
-# Recall depends on the number of leaves, not on their share. With these numbers `ragrl bench search
+# Recall depends on the number of leaves, not on their share. With these numbers `docs/lab/search.py
 # --kind scann` measures a recall of 0.994 of the ten nearest among 100,000 vectors of 384 or 768
 # dimensions, and with 64 leaves 0.979 among 400,000 of 768 (with half of the candidates: 0.960).
 FEWEST_LEAVES, MOST_LEAVES = 64, 128

@@ -6,7 +6,6 @@ import json
 import pytest
 from flax import nnx
 
-from jax_ragrl.bench.peers import compare_rollouts, transformers_sample
 from jax_ragrl.bench.sample import SampleWork, roll_out
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
@@ -22,16 +21,6 @@ def test_lengths_are_equal_or_exponentially_distributed():
     assert 85 < sum(limits) / 1000 < 115 and sorted(limits)[500] < 80 and max(limits) <= 1000
     assert SampleWork(prompts=3, new=7).limits() == [7, 7, 7]
     assert SampleWork(batch=48).shapes().batch_sizes == (1, 3, 12, 48)
-
-
-@pytest.mark.slow
-def test_transformers_samples_the_same_work():
-    pytest.importorskip("torch")
-    speed = transformers_sample(dataclasses.replace(UNEQUAL, dtype="float32", repeats=1))
-    assert speed["tokens"] == 2 * sum(UNEQUAL.limits()) and speed["rollout_cpu_s"] > 0
-    ours = {"rollout_s": 1.0, "rollout_cpu_s": 4.0}
-    theirs = {"rollout_s": 3.0, "rollout_cpu_s": 8.0}
-    assert compare_rollouts(ours, theirs) == {"times_faster": 3.0, "times_faster_cpu": 2.0}
 
 
 def test_the_command_counts_new_tokens(capsys):
@@ -63,14 +52,3 @@ def test_a_conversation_grows_by_a_reply_and_an_observation_per_turn():
 def test_turns_of_unequal_length_are_refused():
     with pytest.raises(UserError, match="--mean 5 with --turns 2"):
         dataclasses.replace(UNEQUAL, turns=2)
-
-
-@pytest.mark.slow
-def test_transformers_samples_the_same_turns_with_and_without_a_cache():
-    pytest.importorskip("torch")
-    work = dataclasses.replace(TURNS, siblings=1, repeats=1)
-    speed = transformers_sample(work)
-    assert speed["tokens"] == speed["kept_cache"]["tokens"] == work.tokens
-    ours = {"rollout_s": 1.0, "rollout_cpu_s": 1.0}
-    ratios = compare_rollouts(ours, speed)["kept_cache"]
-    assert ratios["times_faster_cpu"] == round(speed["kept_cache"]["rollout_cpu_s"], 3)

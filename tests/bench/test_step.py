@@ -72,5 +72,5 @@ def test_random_policies_are_those_of_the_config():
 def test_stale_rollouts_are_not_measured_as_fresh_ones(tmp_path):
     run = dataclasses.replace(job_with().run, staleness=1)
     objective = dataclasses.replace(job_with().objective, importance_weight_cap=2.0)
-    with pytest.raises(UserError, match="staleness is 1.*set it to 0.*bench overlap"):
+    with pytest.raises(UserError, match="staleness is 1.*set it to 0.*overlap.py"):
         bench_step(job_with(run=run, objective=objective), tmp_path, 1, None)

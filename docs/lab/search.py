@@ -1,12 +1,16 @@
 """Measures the search for the nearest of many passages: time and recall.
 
+    python docs/lab/search.py [--kind scann] [--dtype int8] [--count 2000000]
+
 Vectors are random with unit length and a spectrum that falls as 1 / sqrt(i), because the directions
 of real embeddings differ in variance, too. The result is the fastest of the repeated searches.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import time
 from typing import Any
 
@@ -52,9 +56,7 @@ class SearchWork:
         one_of("--kind", self.kind, KINDS)
         one_of("--dtype", self.dtype, DTYPES)
         if self.k > self.count:
-            raise UserError(
-                f"--k {self.k} of --count {self.count}: give a smaller --k or more passages"
-            )
+            raise UserError(f"--k is {self.k} of {self.count} passages: give a smaller one")
         if self.kind == "scann" and self.dtype != "float32":
             raise UserError("ScaNN searches float32 only: leave --dtype out")
 
@@ -120,3 +122,14 @@ def _searcher(work: SearchWork, passages_XD: np.ndarray) -> Searcher:
     if work.dtype == INT8:
         return Int8Searcher(*quantize(passages_XD), lambda index: passages_XD[index])
     return ExactSearcher(passages_XD.astype(jnp.dtype(work.dtype), copy=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for field in dataclasses.fields(SearchWork):
+        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+    print(json.dumps(bench_search(SearchWork(**vars(parser.parse_args())))))
+
+
+if __name__ == "__main__":
+    main()

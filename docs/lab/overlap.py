@@ -1,5 +1,7 @@
 """Measures how far stale and early rollouts hide the language model: seconds of a step.
 
+    python docs/lab/overlap.py --config=configs/tiny/c3po.py --latency 1 --steps 6
+
 The same config trains with fresh rollouts (`run.staleness` 0), with stale ones (1), with early
 ones, which have no lockstep (`rollout.collect`), and with both. Its language model sleeps per
 request. The seconds of the fresh steps give the critical path in lockstep, the least time of a step
@@ -14,8 +16,10 @@ credit. Without lockstep there is no such formula: how the latencies differ deci
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
+import json
 import pathlib
 import random
 import statistics
@@ -26,6 +30,7 @@ from typing import Any
 
 import jax
 
+from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.llm.base import FrozenLLM
@@ -186,3 +191,22 @@ def critical_path(fresh: Facts, staleness: int) -> float:
 def _compare(run: Facts, fresh: Facts, staleness: int) -> Facts:
     path = critical_path(fresh, staleness)
     return {"critical_path_s": round(path, 4), "ratio": round(run["step_s"] / path, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--latency", type=float, default=1.0)
+    parser.add_argument("--exponential", action="store_true")
+    parser.add_argument("--steps", type=int, default=6)
+    options, config = parser.parse_known_args()
+    values = load_config(None, config)
+    exponential = options.exponential
+    print(
+        json.dumps(
+            bench_overlap(values, options.latency, options.steps, is_exponential=exponential)
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,24 +1,39 @@
-"""Measures other libraries with the work of `bench.train`, `bench.sample` and `bench.embed`.
+"""Measures this library and another one with the same work: updates, sampling and embedding.
 
-These libraries put each action into its own row. This is the only file of the package that imports
-torch, tunix and sentence-transformers, which the package does not depend on.
+    python docs/lab/peers.py train transformers [options of ragrl bench train]
+    python docs/lab/peers.py train tunix
+    python docs/lab/peers.py sample transformers [options of ragrl bench sample]
+    python docs/lab/peers.py embed sentence-transformers --corpus FILE [--count 1000]
+
+The other libraries put each action into its own row; they are measured in a process of their own.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import multiprocessing
+import pathlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 
-from jax_ragrl.bench.embed import EmbedWork, embedding_speed
-from jax_ragrl.bench.sample import SampleWork, sampling_speed
-from jax_ragrl.bench.train import Timing, TrainWork, peak_bytes, time_step, update_times
-from jax_ragrl.errors import UserError
+from jax_ragrl.bench.sample import SampleWork, bench_sample, sampling_speed
+from jax_ragrl.bench.train import (
+    Timing,
+    TrainWork,
+    bench_train,
+    peak_bytes,
+    time_step,
+    update_times,
+)
+from jax_ragrl.corpus.passages import load_corpus, passage_text
 from jax_ragrl.models.config import DecoderConfig
-from jax_ragrl.models.encoder import read_config
+from jax_ragrl.models.encoder import load_encoder, read_config
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.published import published_config
 
@@ -29,7 +44,7 @@ def transformers_step(work: TrainWork) -> dict[str, Any]:
     It is reference scoring, then a step of forward, backward and AdamW. Gradients are accumulated
     over micro-batches. Weights are float32 under autocast to the compute dtype; gradients are
     checkpointed unless `remat` is `none`; logits are computed for the tokens of actions only.
-    Raises `UserError` if torch is missing.
+
     """
     torch, device = _torch()
     model = _transformers_model(work.config(), work.remat).to(device).train()
@@ -80,7 +95,7 @@ def transformers_sample(work: SampleWork) -> dict[str, Any]:
     Siblings are `num_return_sequences`; all rows of a batch have the new tokens of its longest
     prompt, and those beyond the limit of a prompt are not counted. With several turns and one
     sibling, `kept_cache` has the same with the keys and values of a conversation passed on from
-    turn to turn. Raises `UserError` if torch is missing.
+    turn to turn.
     """
     torch, device = _torch()
     config = published_config(work.shape)
@@ -135,10 +150,8 @@ def _generate_turns(torch: Any, model: Any, work: SampleWork, start: int, keep_c
 
 def _torch() -> tuple[Any, str]:
     """Returns torch and the name of its device."""
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError(f"{error}: install torch to measure against transformers") from error
+    import torch
+
     return torch, "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -189,17 +202,11 @@ def tunix_step(work: TrainWork) -> dict[str, Any]:
     Uses Tunix's compiled training step (`rl.trainer.Trainer`), which accumulates gradients over
     micro-batches, and its `compute_per_token_logps`, one micro-batch at a time. Weights are
     float32, computation has the dtype of the work, and layers are recomputed in the backward pass
-    unless `remat` is `none`. Raises `UserError` if Tunix is missing.
+    unless `remat` is `none`.
     """
-    import jax
     from flax import nnx
+    from tunix.rl import common
 
-    try:
-        from tunix.rl import common
-    except ImportError as error:
-        raise UserError(
-            f"{error}: install google-tunix to measure against tunix; it is not in the lock files"
-        ) from error
     contexts, arrays = _micro_batches(work)
     batches = jax.device_put([array.astype(np.int32) for array in arrays])
     model = _tunix_model(work)
@@ -304,13 +311,10 @@ def sentence_transformers_embed(work: EmbedWork) -> dict[str, Any]:
     """Measures `SentenceTransformer.encode` in batches of 32 texts, its default.
 
     Returns the fields of `embedding_speed`, `peak_bytes` and the vectors, float32 `vectors_XD`.
-    Raises `UserError` if sentence-transformers is missing.
     """
     torch, device = _torch()
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise UserError(f"{error}: install sentence-transformers to measure against it") from error
+    from sentence_transformers import SentenceTransformer
+
     model = SentenceTransformer(str(read_config(work.encoder, weights=True)[0]), device=device)
     texts = work.texts()
     timing = time_step(_synchronized(torch, device, lambda: model.encode(texts)), work.repeats)
@@ -381,8 +385,106 @@ def _ratio(ours: dict[str, Any], theirs: dict[str, Any], keys: tuple[str, ...]) 
     return round(float(sum(theirs[key] for key in keys) / sum(ours[key] for key in keys)), 3)
 
 
+@dataclasses.dataclass(frozen=True)
+class EmbedWork:
+    """The measured work: one call that embeds `count` passages.
+
+    Fields:
+      corpus: file of passages in a known format.
+      encoder: `minilm`, a folder, or a name on the Hugging Face Hub.
+      count: number of passages, from the start of the corpus.
+      repeats: number of timed calls, after one that compiles; the fastest counts.
+    """
+
+    corpus: pathlib.Path
+    encoder: str = "minilm"
+    count: int = 1000
+    repeats: int = 2
+
+    def texts(self) -> list[str]:
+        """Returns the texts to embed, as an index embeds them but for the prefix of the encoder."""
+        return [passage_text(x) for x in load_corpus(self.corpus).passages[: self.count]]
+
+
+def bench_embed(work: EmbedWork, reference_XD: np.ndarray | None = None) -> dict[str, Any]:
+    """Measures `TextEncoder.encode`, tokenization included.
+
+    Args:
+      work: the work.
+      reference_XD: vectors of the same passages by another library.
+
+    Returns:
+      The work, its `tokens` without padding, the fields of `embedding_speed`, and with a reference
+      `smallest_cosine` of a vector with its reference.
+    """
+    texts, encoder = work.texts(), load_encoder(work.encoder)
+    timing = time_step(lambda: encoder.encode(texts), work.repeats)
+    result = {
+        "device": jax.devices()[0].device_kind,
+        **dataclasses.asdict(work),
+        "corpus": work.corpus.name,
+        "tokens": sum(map(len, encoder.tokenize(texts))),
+        **embedding_speed(timing, work.count),
+        "first_s": round(timing.first, 2),
+        "peak_bytes": peak_bytes(),
+    }
+    if reference_XD is not None:
+        result["smallest_cosine"] = smallest_cosine(encoder.encode(texts), reference_XD)
+    return result
+
+
+def embedding_speed(timing: Timing, count: int) -> dict[str, float]:
+    """Returns the seconds and CPU seconds of a call, and its passages per second."""
+    return {
+        "embed_s": round(timing.seconds, 3),
+        "embed_cpu_s": round(timing.cpu, 3),
+        "passages_per_s": round(count / timing.seconds, 1),
+    }
+
+
+def smallest_cosine(x_XD: np.ndarray, y_XD: np.ndarray) -> float:
+    """Returns the smallest cosine of two vectors in the same row."""
+    norms_X = np.linalg.norm(x_XD, axis=1) * np.linalg.norm(y_XD, axis=1)
+    return round(float(np.min(np.sum(x_XD * y_XD, axis=1) / norms_X)), 6)
+
+
 PEERS_OF: dict[type, Mapping[str, Callable[..., dict[str, Any]]]] = {
     TrainWork: {"transformers": transformers_step, "tunix": tunix_step},
     SampleWork: {"transformers": transformers_sample},
     EmbedWork: {"sentence-transformers": sentence_transformers_embed},
 }
+
+
+def compare(work: TrainWork | SampleWork | EmbedWork, name: str) -> dict[str, Any]:
+    """Returns the measurement of this library with that of another one below its name."""
+    # The peer runs first, while this process has not allocated device memory yet.
+    theirs = measure_peer(name, work)
+    if isinstance(work, TrainWork):
+        result = bench_train(work)
+        return result | {name: theirs | compare_steps(result["grouped"], theirs)}
+    if isinstance(work, SampleWork):
+        ours = bench_sample(work)
+        return ours | {name: theirs | compare_rollouts(ours, theirs)}
+    ours = bench_embed(work, theirs.pop("vectors_XD"))
+    return ours | {name: theirs | compare_embeddings(ours, theirs)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    kinds = parser.add_subparsers(required=True)
+    for kind, work in (("train", TrainWork), ("sample", SampleWork), ("embed", EmbedWork)):
+        sub = kinds.add_parser(kind)
+        sub.set_defaults(work=work)
+        sub.add_argument("library", choices=PEERS_OF[work])
+        for field in dataclasses.fields(work):
+            name, is_path = f"--{field.name.replace('_', '-')}", field.name == "corpus"
+            value = pathlib.Path if is_path else type(field.default)
+            default = None if is_path else field.default
+            sub.add_argument(name, type=value, default=default, required=is_path)
+    options = vars(parser.parse_args())
+    work, library = options.pop("work"), options.pop("library")
+    print(json.dumps(compare(work(**options), library)))
+
+
+if __name__ == "__main__":
+    main()

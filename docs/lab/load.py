@@ -1,5 +1,7 @@
 """Measures the host memory for loading a checkpoint.
 
+    python docs/lab/load.py [SHAPE]
+
 Writes a checkpoint with random weights into a temporary folder and loads it in a separate process
 onto eight virtual devices. The result is the growth of that process's resident memory until its
 peak, as a multiple of the checkpoint size. The loaded weights account for 1, because virtual
@@ -82,7 +84,7 @@ def _measure_in_new_process(folder: Path) -> dict[str, Any]:
     # Virtual devices need the CPU platform, and must be requested before JAX starts.
     flags = f"--xla_force_host_platform_device_count={DEVICES}"
     process = subprocess.run(
-        [sys.executable, "-m", "jax_ragrl.bench.load", str(folder)],
+        [sys.executable, __file__, str(folder)],
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
@@ -119,4 +121,6 @@ def _resident(field: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Path(sys.argv[1]))))
+    name = sys.argv[1] if len(sys.argv) > 1 else "qwen2.5-0.5b"
+    # The second process gets the folder.
+    print(json.dumps(measure(Path(name)) if Path(name).is_dir() else bench_load(name)))

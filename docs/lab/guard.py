@@ -1,11 +1,15 @@
 """Replays the guard over the logs of finished runs: which collapses it sees, and which it imagines.
 
+    python docs/lab/guard.py --collapsed RUN ... --healthy RUN ... [--thresholds kl=0.5 ...]
+
 Thresholds are learned in this way: from runs that collapsed and runs that did not.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -163,3 +167,17 @@ def _counts(runs: Sequence[Mapping[str, Any]], outcomes: Sequence[str]) -> dict[
 def _any_of(run: Mapping[str, Any]) -> dict[str, int]:
     """The first incident of a run as that of the indicator `any`; empty without an incident."""
     return {"any": min(run["first_incident"].values())} if run["first_incident"] else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for outcome in ("collapsed", "healthy"):
+        parser.add_argument(f"--{outcome}", nargs="+", type=pathlib.Path, default=[], metavar="RUN")
+    parser.add_argument("--thresholds", nargs="+", default=[], metavar="INDICATOR=NUMBER")
+    options = parser.parse_args()
+    thresholds = parse_thresholds(options.thresholds)
+    print(json.dumps(bench_guard(options.collapsed, options.healthy, thresholds), indent=2))
+
+
+if __name__ == "__main__":
+    main()

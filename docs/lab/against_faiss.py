@@ -1,5 +1,7 @@
 """Measures ScaNN, as this library calls it, against FAISS at equal recall of the ten nearest.
 
+    pip install faiss-cpu && python docs/lab/against_faiss.py
+
 Vectors have clusters, as embeddings of passages have: about one center per `CLUSTER` vectors, with
 sizes that follow a power law, and a spread of the same length around each center. The standard
 deviation of a dimension falls as 1 / sqrt(i). Queries are drawn as the passages are. Each library
@@ -9,8 +11,10 @@ on the other half.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import math
 import os
@@ -20,9 +24,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from search import direction_scale, recall_of
 
-from jax_ragrl.bench.search import direction_scale, recall_of
-from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.dense import Searcher
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.scann import BRUTE_FORCE, ScannSearcher, Setting, count_leaves
@@ -54,13 +57,6 @@ class FaissWork:
     dimension: int = 384
     queries: int = 2000
     repeats: int = 3
-
-    def __post_init__(self) -> None:
-        if self.count < 2 * K or self.queries < 2:
-            raise UserError(
-                f"--count is {self.count} and --queries {self.queries}: give at least {2 * K} "
-                "passages and 2 queries"
-            )
 
     def vectors(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns float32 `queries_QD` and `passages_XD` of unit length, from a fixed seed."""
@@ -123,11 +119,9 @@ def bench_faiss(work: FaissWork) -> dict[str, Any]:
     Returns:
       The work, and per library `build_s`, fixed `settings` and a list `at`: per target the
       `target`, the `setting` chosen, and `recall` and `queries_per_s` of the half that is measured.
-
-    Raises:
-      UserError: FAISS is not installed.
     """
-    faiss = _faiss()
+    import faiss
+
     queries_QD, passages_XD = work.vectors()
     truth_QK = ExactSearcher(passages_XD).search(queries_QD, K)[1]
     half = work.queries // 2
@@ -139,7 +133,7 @@ def bench_faiss(work: FaissWork) -> dict[str, Any]:
         "cores": os.cpu_count(),
         **dataclasses.asdict(work),
         "k": K,
-        "versions": {"faiss": faiss.__version__, "scann": _scann_version()},
+        "versions": {"faiss": faiss.__version__, "scann": importlib.metadata.version("scann")},
         **_measure_all(faiss, passages_XD, trial),
     }
 
@@ -154,24 +148,8 @@ def _measure_all(faiss: Any, passages_XD: np.ndarray, trial: Trial) -> dict[str,
     for name, measure in measures.items():
         results[name] = measure()
         # Each library takes minutes: a measurement that is stopped has shown the first ones.
-        print(f"ragrl: {name} {json.dumps(results[name])}", file=sys.stderr)
+        print(f"{name} {json.dumps(results[name])}", file=sys.stderr)
     return results
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise UserError(
-            f"FAISS cannot be imported ({error}): run 'pip install faiss-cpu' to measure against it"
-        ) from error
-    return faiss
-
-
-def _scann_version() -> str:
-    import importlib.metadata
-
-    return importlib.metadata.version("scann")
 
 
 def _hits(searcher: Searcher) -> Search:
@@ -266,3 +244,14 @@ def _one_dial(
         return {"target": target, "setting": {name: value}, **result}
 
     return {"build_s": round(build_s, 2), "at": [row(target) for target in TARGETS]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for field in dataclasses.fields(FaissWork):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+    print(json.dumps(bench_faiss(FaissWork(**vars(parser.parse_args())))))
+
+
+if __name__ == "__main__":
+    main()

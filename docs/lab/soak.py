@@ -1,5 +1,7 @@
 """A soak: many steps of a small training, and whether what the process holds stays flat.
 
+    python docs/lab/soak.py --config=configs/tiny/c3po.py --steps 1000 --workdir runs/soak
+
 Every step takes one sample: resident memory, open files, memory mappings, threads, compiled
 programs and the time of the step. A run of weeks ends if any of them grows with the number of
 steps. An interrupted soak continues with the same command; its samples then belong to several
@@ -8,16 +10,20 @@ processes, of which the one with the most samples is judged.
 
 from __future__ import annotations
 
+import argparse
 import collections
+import json
 import pathlib
+import resource
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
+from jax_ragrl.config.overrides import PREFIX, load_config, override
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.report.svg import Frame, element, join, path, text
@@ -25,7 +31,6 @@ from jax_ragrl.run.components import build_components
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.compile_cache import compiled_programs, enable_compile_cache
 from jax_ragrl.runtime.jsonl import append_row, read_rows
-from jax_ragrl.runtime.usage import usage
 from jax_ragrl.training.log import METRICS
 from jax_ragrl.training.loop import train
 
@@ -123,6 +128,32 @@ def bench_soak(
         drawing.parent.mkdir(parents=True, exist_ok=True)
         drawing.write_text(plot(samples, f"Soak of {len(samples)} steps"), encoding="utf-8")
     return describe(samples)
+
+
+class Usage(NamedTuple):
+    """Numbers of this process at one time.
+
+    Fields:
+      rss_bytes: its resident memory.
+      handles: its open files, sockets and pipes.
+      mappings: its memory mappings; see `runtime.mappings`.
+      threads: its threads, with the ones of libraries.
+    """
+
+    rss_bytes: int
+    handles: int
+    mappings: int
+    threads: int
+
+
+def usage() -> Usage:
+    """Returns the numbers of this process, on Linux."""
+    process = pathlib.Path("/proc/self")
+    pages = int((process / "statm").read_text(encoding="ascii").split()[1])
+    handles, threads = (sum(1 for _ in (process / x).iterdir()) for x in ("fd", "task"))
+    with (process / "maps").open("rb") as lines:
+        mappings = sum(1 for _ in lines)
+    return Usage(pages * resource.getpagesize(), handles, mappings, threads)
 
 
 class Recorder:
@@ -310,3 +341,21 @@ def rule(frame: Frame, value: float) -> Markup:
     y, right = frame.y(value), frame.width - frame.margin_right
     line = element("line", x1=frame.margin_left, x2=right, y1=y, y2=y, class_="rule")
     return line + text(frame.margin_left - 6, y + 4, f"{value:.4g}", "end")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--steps", type=int, default=1000, help="of one question each")
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/soak"))
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg")
+    options, config = parser.parse_known_args()
+    values = small(
+        load_config(None, [x for x in config if not x.startswith(PREFIX)]), options.steps
+    )
+    # After the small sizes, so that an option can change them.
+    override(values, [x for x in config if x.startswith(PREFIX)])
+    print(json.dumps(bench_soak(values, options.workdir, options.plot), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The scripts of docs/lab run on the smallest work; no test asserts a duration."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import runpy
+import sys
+from typing import Any
+
+import pytest
+
+from jax_ragrl.bench.train import TrainWork
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.shipped_configs import CONFIGS
+from jax_ragrl.run.config import load_job
+from jax_ragrl.runtime.jsonl import write_rows
+
+LAB = pathlib.Path(__file__).parents[2] / "docs" / "lab"
+CONFIG = f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
+VECTORS = ("--count=2000", "--dimension=16", "--queries=100", "--repeats=1")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a script with arguments and returns the JSON that it prints."""
+
+    def execute(name: str, *arguments: Any) -> Any:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        monkeypatch.syspath_prepend(LAB)
+        runpy.run_path(str(LAB / name), run_name="__main__")
+        out = capsys.readouterr().out
+        return json.loads(out[out.index("{") :])
+
+    return execute
+
+
+def test_search_prints_the_recall(run):
+    result = run("search.py", *VECTORS, "--dtype=bfloat16")
+    assert 0.9 <= result["recall"] < 1 and result["vector_bytes"] == 2000 * 16 * 2
+
+
+def test_every_library_is_measured_at_each_recall(run):
+    pytest.importorskip("scann")
+    pytest.importorskip("faiss")
+    result = run("against_faiss.py", *VECTORS)
+    for name in ("scann", "faiss_ivf_flat", "faiss_hnsw_flat"):
+        # Tuned on other queries than those that are measured.
+        assert all(row["recall"] >= row["target"] - 0.05 for row in result[name]["at"])
+
+
+def test_the_replayed_guard_counts_seen_and_missed_collapses(run, tmp_path):
+    logs = {
+        "climbing": [{"kl/mean": 0.1 * step, "grad_norm": 1.0} for step in range(20)],
+        "exploding": [{"kl/mean": 0.1, "grad_norm": 1.0 + 49 * (x > 14)} for x in range(20)],
+        "healthy": [{"kl/mean": 0.1, "grad_norm": 2.0}] * 20,
+    }
+    for name, rows in logs.items():
+        (tmp_path / name).mkdir()
+        numbered = ({"step": step, **row} for step, row in enumerate(rows, start=1))
+        write_rows(tmp_path / name / "metrics.jsonl", numbered)
+    collapsed = ("--collapsed", tmp_path / "climbing", tmp_path / "exploding")
+    options = ("--healthy", tmp_path / "healthy", "--thresholds", "grad_norm=60")
+    table = run("guard.py", *collapsed, *options)
+    counts = table["runs_with_incident"]
+    assert counts["any"] == counts["kl"] == {"collapsed": 1, "healthy": 0}
+    assert counts["grad_norm"] == {"collapsed": 0, "healthy": 0}
+
+
+def test_the_config_of_collapses_names_the_system_of_its_own_file(monkeypatch):
+    monkeypatch.syspath_prepend(LAB)
+    job = load_job(load_config(None, [f"--config={LAB / 'collapse.py'}:short"]))
+    assert job.recipe.rollouts == 5 and job.run.steps == 10
+
+
+@pytest.mark.slow
+def test_loading_is_measured_in_a_process_of_its_own(run):
+    result = run("load.py", "tiny")
+    assert result["checkpoint_bytes"] > 0 and result["rss_peak_bytes"] > result["rss_before_bytes"]
+
+
+@pytest.mark.optimized
+@pytest.mark.slow
+def test_stale_and_early_rollouts_are_measured(run):
+    small = ("--config.data.world.size=40", "--config.run.questions_per_step=2")
+    result = run("overlap.py", CONFIG, *small, "--latency=0.05", "--steps=3")
+    modes = ("fresh", "stale", "early", "stale_and_early")
+    assert [result[mode]["staleness"] for mode in modes] == [0, 1, 0, 1]
+
+
+@pytest.mark.optimized
+@pytest.mark.slow
+def test_a_soak_continues(run, tmp_path):
+    shallow, workdir = "--config.recipe.tree.branching_depth=1", f"--workdir={tmp_path}"
+    for steps in (8, 16):
+        plot = f"--plot={tmp_path / 'soak.svg'}"
+        result = run("soak.py", CONFIG, shallow, workdir, plot, f"--steps={steps}")
+    assert (result["steps"], result["processes"]) == (16, 2)
+    assert (tmp_path / "soak.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.slow
+def test_transformers_scores_and_updates_the_same_work():
+    pytest.importorskip("torch")
+    work = TrainWork(
+        "tiny", prompts=2, siblings=3, prompt=20, new=4, layers=1, dtype="float32", repeats=1
+    )
+    speed = runpy.run_path(str(LAB / "peers.py"))["transformers_step"](work)
+    assert speed["tokens"] == 2 * 3 * 24 and speed["reference_cpu_s"] > 0
