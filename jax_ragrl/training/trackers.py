@@ -23,37 +23,13 @@ MLFLOW_RUN = "mlflow_run"  # the file with the id of the run of MLflow
 
 
 class Tracker(Protocol):
-    """A run of an experiment tracker."""
+    """A run of an experiment tracker, such as those of Weights & Biases."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Records the metrics of a step; some may be nan."""
 
     def finish(self) -> None:
         """Ends the run."""
-
-
-class WandB:
-    """A run of Weights & Biases."""
-
-    def __init__(self, project: str, workdir: pathlib.Path):
-        """Opens or continues the run of a work folder."""
-        self._run = importlib.import_module("wandb").init(
-            project=project,
-            name=workdir.name,
-            # The id derives from the folder, so that a resumed run finds its first part again.
-            id=hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16],
-            resume="allow",
-            dir=workdir,
-            config=saved_config(workdir),
-        )
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Records the metrics of a step."""
-        self._run.log(dict(metrics), step=step)
-
-    def finish(self) -> None:
-        """Ends the run."""
-        self._run.finish()
 
 
 class MLflow:
@@ -73,8 +49,7 @@ class MLflow:
             self._mlflow.log_dict(saved_config(workdir) or {}, "config.json")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Records the metrics of a step."""
-        # Some stores of MLflow refuse nan.
+        """Records the metrics of a step, without nan, which some stores of MLflow refuse."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._mlflow.log_metrics(finite, step=step)
 
@@ -83,30 +58,26 @@ class MLflow:
         self._mlflow.end_run()
 
 
-class Trackio:
-    """A run of Trackio, which keeps its data on this machine."""
+def open_tracker(key: str, project: str, workdir: pathlib.Path) -> Tracker:
+    """Opens or continues the run of a work folder.
 
-    def __init__(self, project: str, workdir: pathlib.Path):
-        """Opens or continues the run of a work folder."""
-        self._trackio = importlib.import_module("trackio")
-        self._trackio.init(
-            project=project, name=workdir.name, config=saved_config(workdir), resume="allow"
-        )
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Records the metrics of a step."""
-        self._trackio.log(dict(metrics), step=step)
-
-    def finish(self) -> None:
-        """Ends the run."""
-        self._trackio.finish()
-
-
-OPEN: Mapping[str, Callable[[str, pathlib.Path], Tracker]] = {
-    "wandb_project": WandB,
-    "mlflow_experiment": MLflow,
-    "trackio_project": Trackio,
-}
+    Args:
+      key: one of `run.config.TRACKERS`.
+      project: the name of the project.
+      workdir: the folder of the run.
+    """
+    if key == "mlflow_experiment":
+        return MLflow(project, workdir)
+    package: Any = importlib.import_module(TRACKERS[key])
+    settings: dict[str, Any] = {"project": project, "name": workdir.name, "resume": "allow"}
+    settings["config"] = saved_config(workdir)
+    if key == "wandb_project":
+        # The id derives from the folder, so that a resumed run finds its first part again.
+        settings["id"] = hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16]
+        settings["dir"] = workdir
+    run: Any = package.init(**settings)
+    # Trackio, which keeps its data on this machine, logs by functions of the package.
+    return run if key == "wandb_project" else package
 
 
 class Trackers:
@@ -120,22 +91,19 @@ class Trackers:
           workdir: the folder of the run.
         """
         self._open = dict[str, Tracker]()
-        for key, project in projects.items():
-            if project:
-                self._try(key, functools.partial(self._add, key, project, workdir))
+        for key in filter(projects.get, projects):
+            tracker = self._try(key, functools.partial(open_tracker, key, projects[key], workdir))
+            self._open |= {key: tracker} if tracker else {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The keys of the trackers that have not failed."""
         return tuple(self._open)
 
-    def _add(self, key: str, project: str, workdir: pathlib.Path) -> None:
-        self._open[key] = OPEN[key](project, workdir)
-
-    def _try(self, key: str, call: Callable[[], None]) -> None:
+    def _try(self, key: str, call: Callable[[], Any]) -> Any:
         # Trackers raise their own classes of errors, and errors of the network and of files.
         try:
-            call()
+            return call()
         except Exception as error:
             self._open.pop(key, None)
             warnings.warn(
@@ -147,7 +115,7 @@ class Trackers:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Records the metrics of a step in all trackers."""
         for key, tracker in list(self._open.items()):
-            self._try(key, functools.partial(tracker.log, metrics, step))
+            self._try(key, functools.partial(tracker.log, dict(metrics), step))
 
     def finish(self) -> None:
         """Ends the runs of all trackers."""

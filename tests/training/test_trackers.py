@@ -13,7 +13,7 @@ import pytest
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.config import TRACKERS, Run
 from jax_ragrl.training.log import Log
-from jax_ragrl.training.trackers import OPEN, Trackers
+from jax_ragrl.training.trackers import Trackers
 
 METRICS = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
 
@@ -27,7 +27,7 @@ def stand_in(monkeypatch, name: str, **functions: Any) -> None:
 
 
 def test_every_tracker_has_a_key_and_a_package():
-    assert OPEN.keys() == TRACKERS.keys() == Run(1).projects.keys()
+    assert TRACKERS.keys() == Run(1).projects.keys()
 
 
 def test_weights_and_biases_continues_one_run(tmp_path, monkeypatch):
