@@ -17,6 +17,7 @@ import claim_table
 import commands
 import config_keys
 import docstrings
+import glossary
 import metrics
 import results
 from docutils import nodes
@@ -35,6 +36,8 @@ MAKERS: dict[str, Callable[..., str]] = {
     "api": api.markdown,
     "departures": docstrings.departures,
     "config_file": docstrings.config_file,
+    "faults": glossary.faults,
+    "axes": glossary.axes,
 }
 MARK = re.compile(r"^<!-- generated: (\w+)((?: [\w./]+)*) -->$", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Each kind of fault that a system can give has a sentence, in the code and in the glossary."""
+"""Each kind of fault that a system can give has a sentence, which the glossary has."""
 
 import ast
 import pathlib
