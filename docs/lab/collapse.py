@@ -3,7 +3,7 @@
     PYTHONPATH=docs/lab ragrl train --config=docs/lab/collapse.py:rate_30 --config.seed=1 \
         --workdir=runs/rate_30-1
 
-The numbers of the guard's page come from such runs (docs/howto/guard.md). A rollout is a single
+The numbers of the guard's page come from such runs (docs/lab/guard.md). A rollout is a single
 chain of actions, five per question are compared. With the reward `answer` the reward is right.
 """
 

@@ -27,4 +27,4 @@ def test_an_example_has_five_records(tmp_path, content, example):
 
 
 def test_every_form_has_an_example():
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 3
