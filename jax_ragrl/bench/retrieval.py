@@ -22,7 +22,6 @@ from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluation.suite import DataSet, parse_data
-from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
@@ -218,7 +217,7 @@ def bench_retrieval(
         raise UserError(f"two sets are called {repeated_names[0]!r}: name them, NAME=...")
     workdir.mkdir(parents=True, exist_ok=True)
     file, rows = workdir / "rows.jsonl", []
-    load = functools.cache(functools.partial(_load_llm, llm)) if llm else None
+    load = functools.cache(lambda: load_llm(parse_llm(llm), None, "", Shapes())) if llm else None
     # Cells that failed in an earlier call are measured again.
     filter_rows(file, lambda row: "error" not in row)
     with progress("measure", "cell", len(sets) * len(retrievers)) as bar:
@@ -228,17 +227,14 @@ def bench_retrieval(
             for name, section in retrievers.items():
                 bar.describe(f"{data.name} {name}")
                 key = _key(gold_set, name, section, llm)
-                row = _finished(file, key)
+                finished = [row for row in read_rows(file) if key.items() <= row.items()]
+                row = finished[-1] if finished else None
                 if row is None:
                     row = key | missing | _cell(gold_set, name, section, workdir, load)
                     append_row(file, row)
                 rows.append(row)
                 bar.update(1)
     return rows
-
-
-def _load_llm(name: str) -> FrozenLLM:
-    return load_llm(parse_llm(name), None, "", Shapes())
 
 
 def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any], llm: str) -> dict[str, Any]:
@@ -255,11 +251,6 @@ def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any], llm: str
         "questions": len(gold_set.questions),
         **reader,
     }
-
-
-def _finished(file: pathlib.Path, key: Mapping[str, Any]) -> Row | None:
-    rows = [row for row in read_rows(file) if key.items() <= row.items()]
-    return rows[-1] if rows else None
 
 
 def _cell(
@@ -339,7 +330,12 @@ def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
         "device": device_name(),
         "columns": [*COLUMNS],
         "rows": [
-            {"cells": _cells(row), "command": command, "commit": commit, "group": row["set"]}
+            {
+                "cells": {x: row[name] for x, name in COLUMNS.items()},
+                "command": command,
+                "commit": commit,
+                "group": row["set"],
+            }
             for row in rows
             if "error" not in row
         ],
@@ -349,10 +345,6 @@ def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
             if "error" in row
         ],
     }
-
-
-def _cells(row: Row) -> dict[str, Any]:
-    return {column: row[name] for column, name in COLUMNS.items()}
 
 
 def markdown(values: Mapping[str, Any]) -> str:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from typing import TYPE_CHECKING
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, parse_numbers, print_json
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
 from jax_ragrl.config.shipped_configs import shipped_configs
 from jax_ragrl.errors import UserError
-
-if TYPE_CHECKING:
-    from jax_ragrl.config.keys import ConfigKey
-
 
 PLAN = (
     "Compute the memory that --config=FILE needs per device, the operations and the traffic of its "
@@ -78,7 +73,9 @@ def run_validate(options: argparse.Namespace) -> None:
 
 def run_config(options: argparse.Namespace) -> None:
     if not options.file:
-        return _print_shipped()
+        for name, summary in shipped_configs().items():
+            print(f"{name:<36}  {summary}")
+        return
     values = load_config(local(options.file), options.config)
     from jax_ragrl.validation.config import keys_of
 
@@ -89,26 +86,13 @@ def run_config(options: argparse.Namespace) -> None:
             f"{options.file} has no key {options.key!r}: leave it out to print all keys"
         )
     for key in keys:
-        print(_json_line(key) if options.json else _key_lines(key))
-
-
-def _print_shipped() -> None:
-    """Prints the names of the shipped configs, each with the first line of its docstring."""
-    for name, summary in shipped_configs().items():
-        print(f"{name:<36}  {summary}")
-
-
-def _json_line(key: ConfigKey) -> str:
-    return json.dumps(key._asdict(), default=list)
-
-
-def _key_lines(key: ConfigKey) -> str:
-    """A key as a line of Python, and its description below, wrapped."""
-    default = f"default: {key.default}" if key.default else "required"
-    head = f"{key.name} = {key.value!r}  ({key.type}; {default})"
-    text = key.meaning or "(no description)"
-    return "\n".join([head, *textwrap.wrap(text, 92, initial_indent="    ",
-                                           subsequent_indent="    ")])  # fmt: skip
+        if options.json:
+            print(json.dumps(key._asdict(), default=list))
+            continue
+        default = f"default: {key.default}" if key.default else "required"
+        print(f"{key.name} = {key.value!r}  ({key.type}; {default})")
+        text = key.meaning or "(no description)"
+        print(textwrap.fill(text, 92, initial_indent="    ", subsequent_indent="    "))
 
 
 def run_plan(options: argparse.Namespace) -> None:

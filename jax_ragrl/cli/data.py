@@ -55,7 +55,9 @@ def add_index(command: AddCommand) -> None:
     kind = "kind of search: bm25, scann, exact or pipeline (default: scann with an encoder)"
     sub.add_argument("--kind", default="", help=kind)
     _add_pipeline_options(sub)
-    _add_reading_options(sub)
+    add_fields_option(sub)
+    chunk = "divide long passages into chunks of SIZE tokens of the encoder (words without one)"
+    sub.add_argument("--chunk", default="", metavar="SIZE[,OVERLAP]", help=chunk)
     _add_vector_options(sub)
     questions = (
         "questions on which recall@k, nDCG@10 and MRR@10 are measured; without gold passages, the "
@@ -83,12 +85,6 @@ def _add_vector_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             f"--{text}-prefix", help=f"prefix of each {text} (default: that of the model folder)"
         )
-
-
-def _add_reading_options(sub: argparse.ArgumentParser) -> None:
-    add_fields_option(sub)
-    chunk = "divide long passages into chunks of SIZE tokens of the encoder (words without one)"
-    sub.add_argument("--chunk", default="", metavar="SIZE[,OVERLAP]", help=chunk)
 
 
 def _add_pipeline_options(sub: argparse.ArgumentParser) -> None:
@@ -144,7 +140,10 @@ def run_index(options: argparse.Namespace) -> None:
     enable_compile_cache(options.out)
     on_process_zero(lambda: lock_folder(options.out, "--out"))
     if options.add or options.remove:
-        result = _update(options)
+        from jax_ragrl.run.update_index import check_options, update_index
+
+        check_options(vars(options))
+        result = update_index(options.out, options.add, options.remove)
     elif not options.corpus:
         raise UserError("there is nothing to index: give --corpus, or --add and --remove")
     elif (section := section_of(vars(options))) is not None:
@@ -166,13 +165,6 @@ def _reading(options: argparse.Namespace) -> Reading:
 
     chunks = parse_chunks(options.chunk) if options.chunk else None
     return Reading(parse_fields(options.fields), chunks)
-
-
-def _update(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.run.update_index import check_options, update_index
-
-    check_options(vars(options))
-    return update_index(options.out, options.add, options.remove)
 
 
 def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:

@@ -151,7 +151,13 @@ def run_report(options: argparse.Namespace) -> None:
     from jax_ragrl.report.load import METRICS
 
     if options.serve:
-        return _serve_report(options)
+        if options.explorer:
+            raise UserError(
+                "--explorer names a file, and --serve writes none: leave one of them out"
+            )
+        from jax_ragrl.serve.live import serve_report
+
+        return serve_report(options.folders, options.port)
     first = options.folders[0]
     has_rows = len(options.folders) > 1 or options.explorer or has_pages(first)
     # A table has predictions alone; a run of an earlier version has metrics alone.
@@ -165,14 +171,6 @@ def run_report(options: argparse.Namespace) -> None:
         )
     if has_rows:
         print(build_explorer(options.folders, options.explorer or first / "explorer.html"))
-
-
-def _serve_report(options: argparse.Namespace) -> None:
-    from jax_ragrl.serve.live import serve_report
-
-    if options.explorer:
-        raise UserError("--explorer names a file, and --serve writes none: leave one of them out")
-    serve_report(options.folders, options.port)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:

@@ -103,15 +103,12 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
             print(NO_SOURCE, file=sys.stderr)
         values = load_config(DEFAULT_CONFIG, arguments)
     enable_compile_cache()
-    job = _without_caches(load_job(values))
+    job = load_job(values)
+    # Models on servers store no reply: users' questions have no end.
+    job = dataclasses.replace(job, llm=_without_cache(job.llm), judge=_without_cache(job.judge))
     # Without a run, the index is built in a temporary folder.
     with tempfile.TemporaryDirectory() as folder:
         yield values, job, load_parts(run.folder if run else pathlib.Path(folder))
-
-
-def _without_caches(job: Job) -> Job:
-    """The job with models on servers that store no reply: users' questions have no end."""
-    return dataclasses.replace(job, llm=_without_cache(job.llm), judge=_without_cache(job.judge))
 
 
 def _without_cache(llm: LLM) -> LLM:

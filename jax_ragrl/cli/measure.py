@@ -40,7 +40,11 @@ def add_bench(command: AddCommand) -> None:
     summary = "a server under load: good clients next to hostile ones, then SIGTERM"
     _add_serve_options(add("serve", measure_serve, summary))
     summary = "a whole step of --config=FILE: rollout and updates"
-    _add_step_options(add("step", measure_step, summary, takes_config=True))
+    step = add("step", measure_step, summary, takes_config=True)
+    step.add_argument("--workdir", type=local, help="folder with an index (default: a new folder)")
+    repeats = "number of timed steps, after one that compiles"
+    step.add_argument("--repeats", type=positive, default=2, help=repeats)
+    step.add_argument("--shape", help=f"{MODEL}; its weights are random (default: the policies)")
 
 
 def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
@@ -94,13 +98,6 @@ def _add_tape_options(kind: argparse.ArgumentParser) -> None:
     )
     for name, default, text in numbers:
         kind.add_argument(f"--{name}", type=natural, default=default, help=text)
-
-
-def _add_step_options(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("--workdir", type=local, help="folder with an index (default: a new folder)")
-    repeats = "number of timed steps, after one that compiles"
-    kind.add_argument("--repeats", type=positive, default=2, help=repeats)
-    kind.add_argument("--shape", help=f"{MODEL}; its weights are random (default: the policies)")
 
 
 def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:

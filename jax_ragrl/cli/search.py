@@ -101,7 +101,9 @@ def run_search(options: argparse.Namespace) -> None:
         return
     for (name, text), result in zip(queries, results, strict=True):
         for line in _print_lines(name, text, result, options.json, len(queries) > 1):
-            _print(line)
+            # Characters that the output cannot encode become `?`.
+            encoding = sys.stdout.encoding or "utf-8"
+            show(line.encode(encoding, "replace").decode(encoding))
     # Every query has its line before the command fails.
     if all(isinstance(result, EffectError) for result in results):
         raise EffectError(str(results[0]))
@@ -174,12 +176,6 @@ def _values(result: Hits | EffectError) -> dict[str, Any]:
     pairs = zip(result.passages, result.scores, strict=True)
     hits = [{"rank": r, "score": s, **p._asdict()} for r, (p, s) in enumerate(pairs, start=1)]
     return {"hits": hits}
-
-
-def _print(line: str) -> None:
-    """Prints a line; characters that the output cannot encode become `?`."""
-    encoding = sys.stdout.encoding or "utf-8"
-    show(line.encode(encoding, "replace").decode(encoding))
 
 
 def run_retriever(options: argparse.Namespace) -> None:

@@ -126,7 +126,11 @@ def _add_trial_options(sub: argparse.ArgumentParser) -> None:
 
 
 def run_quickstart(options: argparse.Namespace) -> None:
-    _refuse_seed_keys(options.config)
+    if conflicts := sorted(_keys(options.config) & SEED_KEYS):
+        raise UserError(
+            f"{conflicts[0]} is not for quickstart, which has one seed for data and training: give "
+            "--seed"
+        )
     # A folder per seed, so that a second call with another seed does not resume the first run.
     name = "real" if options.real else "quickstart"
     workdir = options.workdir or pathlib.Path("runs") / f"{name}-{options.seed}"
@@ -147,15 +151,6 @@ def run_quickstart(options: argparse.Namespace) -> None:
         summary = quickstart(_seeded_job(values, options.seed, workdir), workdir)
     if is_process_zero():
         print_json(summary)
-
-
-def _refuse_seed_keys(overrides: Sequence[str]) -> None:
-    """Raises `UserError` for a key whose value `--seed` of `quickstart` would replace."""
-    if conflicts := sorted(_keys(overrides) & SEED_KEYS):
-        raise UserError(
-            f"{conflicts[0]} is not for quickstart, which has one seed for data and training: give "
-            "--seed"
-        )
 
 
 def _keys(overrides: Sequence[str]) -> set[str]:

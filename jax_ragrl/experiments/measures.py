@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -117,15 +117,13 @@ def values_of(row: Mapping[str, Any], measure: str) -> np.ndarray:
     facts, (name, equals, value) = row.get("facts", []), measure.partition("=")
     if equals and name in (STRATEGY, MISTAKE):
         return np.array([np.nan if f["failed"] else 100.0 * (f[name] == value) for f in facts])
-    if measure in (numbers := _numbers(facts)):
+    # Costs and counts, which are numbers or unknown.
+    first = facts[0] if facts else {}
+    numbers = [name for name, x in first.items() if x is None or type(x) is float]
+    if measure in numbers:
         return np.array([fact[measure] for fact in facts], np.float64)
     names = sorted({*row["scores"], *numbers})
     raise UserError(f"there is no metric {measure!r}: use one of {', '.join(names)}")
-
-
-def _numbers(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of costs and counts, which are numbers or unknown."""
-    return [name for name, x in facts[0].items() if x is None or type(x) is float] if facts else []
 
 
 def _of_training(row: Mapping[str, Any], metric: str) -> np.ndarray:

@@ -121,7 +121,9 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       TooLargeError: the compiler of a TPU found that a program needs more memory.
     """
     policies, approximations = policies_of(run, config)
-    mesh = _mesh(run, policies, devices)
+    # A run without a mesh uses one device; a plan shards over all devices by default.
+    width = min(policy.config.hidden_size for policy in policies.values())
+    mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     sampling, update = _programs(run, policies, mesh)
@@ -129,7 +131,9 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     state = state_bytes(policies, run.objective, run.optimizer, mesh)
     # A language model generates while the policies wait, so its memory adds only to their weights.
     rollout = max(sampling["bytes"], sampling["weight_bytes"] + others.generation_bytes)
-    peak = state + others.permanent_bytes + _largest(run, update["bytes"], rollout)
+    # A stale rollout is made during an update.
+    largest = update["bytes"] + rollout if run.staleness else max(update["bytes"], rollout)
+    peak = state + others.permanent_bytes + largest
     memory = memory_of(devices[0])
     # An approximation may be too high or too low; an uncounted model can only add to the peak.
     is_certain = not approximations and not (memory and peak < memory and others.uncounted_models)
@@ -152,13 +156,6 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     }
 
 
-def _mesh(run: PlanConfig, policies: Mapping[str, PlannedPolicy], devices: Sequence[Any]) -> Mesh:
-    """Returns the mesh of a run."""
-    # A run without a mesh uses one device; a plan shards over all devices by default.
-    width = min(policy.config.hidden_size for policy in policies.values())
-    return make_mesh(run.mesh or ALL_DEVICES, devices, width)
-
-
 def _programs(
     run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -172,11 +169,6 @@ def _programs(
         )
     with fitting("an update", "packing.tokens_per_device, recompute more (remat)"):
         return sampling, count_updates(policies, run.objective, run.packing, mesh)
-
-
-def _largest(run: PlanConfig, update: int, rollout: int) -> int:
-    """The bytes of the programs that run at a time: a stale rollout is made during an update."""
-    return update + rollout if run.staleness else max(update, rollout)
 
 
 def _compiled_shapes(run: PlanConfig, parameters: int, mesh: Mesh) -> tuple[Shapes, Layout]:

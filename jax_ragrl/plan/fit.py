@@ -34,17 +34,18 @@ def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
       devices: the number of devices.
     """
     shapes = []
-    for tensor in _divisors(config.num_kv_heads):
+    for tensor in range(1, config.num_kv_heads + 1):
         groups, rest = divmod(devices, tensor)
-        if rest or config.intermediate_size % tensor or config.vocab_size % tensor:
+        if (
+            config.num_kv_heads % tensor
+            or rest
+            or config.intermediate_size % tensor
+            or config.vocab_size % tensor
+        ):
             continue
         fsdp = widest_fsdp(groups, config.hidden_size)
         shapes.append((groups // fsdp, fsdp, tensor))
     return shapes
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def candidates(run: Any, config: DecoderConfig, devices: int) -> Iterator[Any]:

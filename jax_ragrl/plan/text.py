@@ -14,7 +14,10 @@ SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 def plan_text(result: Mapping[str, Any]) -> str:
     """Returns a plan as a table of two columns; `ragrl config plan --json` prints all numbers."""
-    rows = [*_memory(result), *_work(result), *_changes(result)]
+    rows = [*_memory(result), *_work(result)]
+    for name, value in result.get("changes", {}).items():
+        text = str(value).replace(" ", "")  # command lines split at spaces
+        rows.append(("set", f"--config.{name}=" + (f'"{text}"' if "(" in text else text)))
     rows += [("not counted", message) for message in result["uncounted"]]
     width = max(len(name) for name, _ in rows)
     text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows) + "\n"
@@ -29,29 +32,22 @@ def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
     rows, length = update["rows"]
     yield f"update, {rows} x {length} tokens", size_text(update["bytes"])
     prompts, length = sampling["prompts"]
+    weights = size_text(sampling["weight_bytes"])
     name = f"sampling, {prompts} x {length} tokens, width {sampling['width']}"
-    yield name, f"{size_text(sampling['bytes'])}, of which weights {_weights(sampling)}"
+    yield name, f"{size_text(sampling['bytes'])}, of which weights {weights}"
     for section, facts in result["other_models"].items():
         yield section, size_text(facts["weight_bytes"])
     if place := result["index_place"]:
-        yield "place of the index", _place_text(place)
+        size = f"{size_text(place['device_bytes'])} per device"
+        server = f"a server per host ('ragrl serve retriever'): {size} is too much"
+        on_devices = f"on the devices of each host, {size}"
+        yield "place of the index", server if place["place"] == SERVER else on_devices
     memory, fits = result["memory_bytes"], result["fits"]
     # A CPU reports no memory.
     limit = f" of {size_text(memory)}" if memory else ""
     verdict = {True: ", fits", False: ", does not fit", None: ""}[fits]
     yield "peak", f"{size_text(result['peak_bytes'])}{limit}{verdict}"
     yield "checkpoint on disk", size_text(result["checkpoint_bytes"])
-
-
-def _weights(sampling: Mapping[str, Any]) -> str:
-    return size_text(sampling["weight_bytes"])
-
-
-def _place_text(place: Mapping[str, Any]) -> str:
-    size = size_text(place["device_bytes"])
-    if place["place"] == SERVER:
-        return f"a server per host ('ragrl serve retriever'): {size} per device is too much"
-    return f"on the devices of each host, {size} per device"
 
 
 def _work(result: Mapping[str, Any]) -> Iterator[Row]:
@@ -61,7 +57,8 @@ def _work(result: Mapping[str, Any]) -> Iterator[Row]:
         "decode step": result["sampling"]["decode_step"],
     }
     for name, work in parts.items():
-        yield name, _work_text(work)
+        flops, traffic = number_text(work["flops"]), size_text(work["hbm_bytes"])
+        yield name, f"{flops}FLOP, {traffic} of device memory, {work['kernels']} kernels"
         for kind, facts in work["collectives"].items():
             yield f"  {kind}", f"{facts['count']}, {size_text(facts['bytes'])}"
     programs, passes = result["programs"], result["passes"]
@@ -71,24 +68,11 @@ def _work(result: Mapping[str, Any]) -> Iterator[Row]:
     # Devices without a data sheet, such as a CPU, have no bounds.
     if speed := result["speed"]:
         for name in ("gradient", "prefill", "decode_step"):
-            yield f"least time, {name.replace('_', ' ')}", _time_text(speed[name])
-
-
-def _work_text(work: Mapping[str, Any]) -> str:
-    flops, traffic = number_text(work["flops"]), size_text(work["hbm_bytes"])
-    return f"{flops}FLOP, {traffic} of device memory, {work['kernels']} kernels"
-
-
-def _time_text(time: Mapping[str, Any]) -> str:
-    rate = number_text(time["tokens_per_s_at_most"])
-    return f"{time_text(time['seconds_at_least'])} ({time['bound']}), at most {rate}tokens/s"
-
-
-def _changes(result: Mapping[str, Any]) -> Iterator[Row]:
-    for name, value in result.get("changes", {}).items():
-        # Command lines split at spaces.
-        text = str(value).replace(" ", "")
-        yield "set", f'--config.{name}="{text}"' if "(" in text else f"--config.{name}={text}"
+            time, rate = speed[name], number_text(speed[name]["tokens_per_s_at_most"])
+            text = (
+                f"{time_text(time['seconds_at_least'])} ({time['bound']}), at most {rate}tokens/s"
+            )
+            yield f"least time, {name.replace('_', ' ')}", text
 
 
 def steps_text(steps: Sequence[Mapping[str, Any]]) -> str:

@@ -81,7 +81,13 @@ def config_problems(values: Mapping[str, Any]) -> list[str]:
     recipe = f"missing config key config.{RECIPE}:"
     # The recipe is built by the module of its system, not from the key of the same name.
     findings += [text for text in problems(kind.cls, rest) if not text.startswith(recipe)]
-    return findings or _refusal(lambda: kind.load(values))
+    if findings:
+        return findings
+    try:
+        kind.load(values)
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _recipe_problems(values: Mapping[str, Any]) -> list[str]:
@@ -92,11 +98,3 @@ def _recipe_problems(values: Mapping[str, Any]) -> list[str]:
     if not hasattr(module, "Settings"):
         return []  # `load_recipe` names the part that the module lacks
     return problems(module.Settings, values.get(RECIPE, {}), f"config.{RECIPE}")
-
-
-def _refusal(load: Callable[[], Any]) -> list[str]:
-    try:
-        load()
-    except UserError as error:
-        return [str(error)]
-    return []

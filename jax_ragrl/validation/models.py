@@ -140,7 +140,11 @@ def check_memory(job: Job) -> Iterator[Finding]:
     limit = stats.get("bytes_limit")
     # Roles without their own policy share the policy of the config.
     folders = dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | dict(job.policies)
-    policies = {name: _planned(job, folder) for name, folder in folders.items()}
+    dtypes = {"dtype": job.compute_dtype, "remat": job.remat}
+    policies = {
+        name: PlannedPolicy(folder, dataclasses.replace(config_named(folder), **dtypes), job.lora)
+        for name, folder in folders.items()
+    }
     mesh = mesh_for(job) or make_mesh((1, 1, 1), jax.devices()[:1])
     num_bytes = state_bytes(policies, job.objective, job.optimizer, mesh)
     text = f"policies and optimizer take {num_bytes / 2**30:.2f} GiB per device"
@@ -151,8 +155,3 @@ def check_memory(job: Job) -> Iterator[Finding]:
         )
     remedy = "'ragrl config plan' counts activations too"
     yield Finding("ok", "memory", f"{text}; {remedy}")
-
-
-def _planned(job: Job, folder: str) -> PlannedPolicy:
-    config = dataclasses.replace(config_named(folder), dtype=job.compute_dtype, remat=job.remat)
-    return PlannedPolicy(folder, config, job.lora)
