@@ -193,8 +193,7 @@ def reproduce(
 def load_results(file: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of `claims.json`; none if there is no such file."""
     rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.is_file() else []
-    # Rows of earlier versions name no commit and describe their pairs in another way.
-    return [row for row in rows if "commit" in row]
+    return rows
 
 
 def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int) -> dict[str, Any]:

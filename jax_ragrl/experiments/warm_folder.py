@@ -33,10 +33,8 @@ class WarmFolder(NamedTuple):
 
     def check(self) -> None:
         """Raises `UserError` if the folder has results of other settings."""
-        file = self.folder / SETTINGS
-        # An earlier version saved none: its results are accepted as they are.
-        if self._has_results() and file.is_file():
-            check_saved_config(file, self.settings, LOCATION_KEYS, self.option)
+        if self._has_results():
+            check_saved_config(self.folder / SETTINGS, self.settings, LOCATION_KEYS, self.option)
 
     def claim(self) -> None:
         """Saves the settings before the first result, and checks them after it.

@@ -10,7 +10,7 @@ import pytest
 from configs.smollm2 import mmoa_rag
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.experiments import real, warm_folder
+from jax_ragrl.experiments import real
 from jax_ragrl.experiments.progress import (
     Stage,
     WorkClock,
@@ -143,15 +143,6 @@ def test_a_warm_start_of_other_settings_is_refused(changes, key, run):
     assert run(questions=120) == summary
     with pytest.raises(UserError, match=rf"config\.{key} differs.* another --workdir"):
         run(**{"questions": 120} | changes)
-
-
-def test_a_warm_start_that_saved_no_settings_is_kept(run, tmp_path):
-    """Earlier versions saved none."""
-    run(questions=120)
-    file = tmp_path / "run" / "warm" / warm_folder.SETTINGS
-    file.unlink()
-    run(questions=120)
-    assert not file.exists()
 
 
 def test_supervision_gets_the_time_of_the_training(tmp_path):

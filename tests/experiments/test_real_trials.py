@@ -204,13 +204,6 @@ def test_a_warm_start_of_other_settings_is_refused(changes, key, warm_starts):
         warm_starts(**changes)
 
 
-def test_a_warm_start_that_saved_no_settings_is_kept(warm_starts, tmp_path):
-    """Earlier versions saved none."""
-    warm_starts()
-    (tmp_path / "c3po-warm" / "settings.json").unlink()
-    assert warm_starts(questions=1000) == [300]
-
-
 def test_a_warm_start_that_has_not_begun_may_change(warm_starts, tmp_path):
     (tmp_path / "c3po-warm").mkdir()
     (tmp_path / "c3po-warm" / "demos.jsonl").touch()  # of an attempt that failed
