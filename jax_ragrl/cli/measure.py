@@ -91,7 +91,7 @@ def _add_serve_options(kind: argparse.ArgumentParser) -> None:
 
 def _add_tape_options(kind: argparse.ArgumentParser) -> None:
     numbers = (
-        ("conversations", 0, "conversations of the tape (default: all)"),
+        ("conversations", 0, "conversations of the tape; 0 = all"),
         ("new", 512, "maximum of new tokens per reply"),
         ("decode-rows", 32, "rows that are decoded together in slots"),
         ("kept-contexts", 256, "contexts whose keys and values are kept"),
