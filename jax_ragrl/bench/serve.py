@@ -160,7 +160,7 @@ def bench_serve(work: ServeWork, target: Target | None = None) -> dict[str, Any]
 
     Args:
       work: the load.
-      target: a running server; None starts `ragrl serve system` with the tiny C-3PO policy, and
+      target: a running server; None starts `ragrl serve` with the tiny C-3PO policy, and
         ends it.
 
     Raises:
@@ -405,7 +405,7 @@ async def _huge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targ
 def _started() -> Iterator[tuple[subprocess.Popen[str], str, pathlib.Path]]:
     """Starts a server of the tiny policy; yields the process, its address and its log."""
     # Port 0 lets the system choose, so that benchmarks can run side by side.
-    arguments = ("serve", "system", "--port", "0", "--drain-deadline", "5")
+    arguments = ("serve", "--port", "0", "--drain-deadline", "5")
     command = [sys.executable, "-m", "jax_ragrl", *arguments]
     command.append("--no-api-key")  # the clients of the benchmark send none
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Commands that use a trained system: `ask`, `serve system` and `export`."""
+"""Commands that use a trained system: `ask`, `serve` and `export`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_ask(command: AddCommand) -> None:
 
 def add_serve(command: AddCommand) -> None:
     summary = "answer questions over HTTP, in batches"
-    sub = command("serve system", run_serve, summary, takes_config=True)
+    sub = command("serve", run_serve, summary, takes_config=True)
     sub.add_argument("--workdir", type=local, help=WORKDIR)
     add_serving_options(sub, deadline=600.0)
     sub.add_argument(

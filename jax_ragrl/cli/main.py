@@ -34,17 +34,16 @@ __all__ = ["CONFIGS", "PAPERS", "load_config", "main"]
 TITLES: Sequence[tuple[str, Sequence[Callable[[AddCommand], None]]]] = (
     ("start here", (train.add_quickstart,)),
     ("your data", (data.add_data, data.add_index, search.add_search)),
-    ("a policy", (config.add_config, warmstart.add_warmup, train.add_train)),
+    ("checks", (config.add_config, config.add_validate, config.add_plan)),
+    ("a policy", (warmstart.add_warmup, train.add_train)),
     ("its answers", (evaluate.add_report, evaluate.add_evaluate, inference.add_ask)),
     ("its use", (inference.add_serve, search.add_serve_retriever, inference.add_export)),
     ("research", (train.add_experiment, measure.add_bench)),
 )
-# Commands that only hold others.
+# Commands that only hold others; `serve` holds one and is a command itself.
 HOLDERS = {
     "data": "generate the synthetic corpus; divide a file of questions",
-    "config": "print the keys of a config; check it; compute the memory and time that it needs",
     "warmup": "prepare a policy for reinforcement learning: demonstrations and supervised training",
-    "serve": "answer questions or searches over HTTP",
     "experiment": "compare arms, systems and seeds; decide claims of the papers",
     "bench": "measure training, sampling, search, a whole step or a server",
 }
@@ -64,7 +63,7 @@ DISK_ERRORS = {
     "File too large": LIMITED,
 }
 MEMORY = (
-    "out of memory ({}): free some, or need less: fewer tokens and rows at a time ('ragrl config "
+    "out of memory ({}): free some, or need less: fewer tokens and rows at a time ('ragrl "
     "plan' says what a config needs, docs/howto/memory.md what lowers it), a smaller model or index"
 )
 THREADS = (
@@ -108,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return CODE
     except KeyboardInterrupt:
         return _report_error("interrupted: the same command continues from what is saved", 130)
-    except BrokenPipeError:  # as of `ragrl config show | head`
+    except BrokenPipeError:  # as of `ragrl config | head`
         return _discard_output()
     # TensorStore raises ValueError when the disk is full; errors of JAX are of RuntimeError.
     except (OSError, ValueError, MemoryError, RuntimeError, ImportError) as error:
@@ -236,13 +235,14 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Collection[str]]]:
     # The epilog lists the commands, because argparse cannot list them by title. `prog` shortens
     # the usage of each command, which would begin with the usage above otherwise.
     held = {"": parser.add_subparsers(prog="ragrl", help=argparse.SUPPRESS)}
+    parsers: dict[str, argparse.ArgumentParser] = {}
     lines: list[str] = []
 
     def add_parser(name: str, summary: str, **options: Any) -> argparse.ArgumentParser:
         holder, _, word = name.rpartition(" ")
         if not holder:
             lines.append(f"  {word:10}  {summary}")
-        return held[holder].add_parser(
+        parsers[name] = held[holder].add_parser(
             word,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
@@ -250,18 +250,21 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Collection[str]]]:
             allow_abbrev=False,
             **options,
         )
-
-    def add_holder(name: str) -> None:
-        sub = add_parser(name, HOLDERS[name])
-        sub.set_defaults(run=lambda options: sub.print_help(), takes_config=False, name=name)
-        held[name] = sub.add_subparsers(prog=f"ragrl {name}", title="commands", metavar="COMMAND")
+        return parsers[name]
 
     def add_command(
         name: str, run: Command, summary: str, *, takes_config: bool = False
     ) -> argparse.ArgumentParser:
         holder = name.rpartition(" ")[0]
         if holder not in held:
-            add_holder(holder)
+            if holder in HOLDERS:
+                outer = add_parser(holder, HOLDERS[holder])
+                helps = {"run": lambda options: outer.print_help(), "takes_config": False}
+                outer.set_defaults(**helps, name=holder)
+            metavar = "COMMAND" if holder in HOLDERS else "[COMMAND]"
+            held[holder] = parsers[holder].add_subparsers(
+                prog=f"ragrl {holder}", title="commands", metavar=metavar
+            )
         epilog = CONFIG_HELP if takes_config else None
         sub = add_parser(name, summary, epilog=epilog, formatter_class=HelpFormatter)
         sub.set_defaults(run=run, takes_config=takes_config, name=name)

@@ -1,4 +1,4 @@
-"""Options of the commands that serve over HTTP: `serve system` and `serve retriever`."""
+"""Options of the commands that serve over HTTP: `serve` and `serve retriever`."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def _print_facts(workdir: pathlib.Path) -> None:
     for name, value in (origin(run.config) | results(run)).items():
         show(f"{name + ':':<20} {value}")
     print(
-        f"next: ragrl report {workdir}; ragrl serve system --workdir {workdir}; "
+        f"next: ragrl report {workdir}; ragrl serve --workdir {workdir}; "
         f"ragrl evaluate --run {workdir} --systems ... for the test questions"
     )
 

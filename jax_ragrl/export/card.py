@@ -205,7 +205,7 @@ def card_text(facts: CardFacts) -> str:
 
 {_usage(facts)}
 In jax_ragrl, a config of the same system takes it with `--config.policy={facts.name}`; `ragrl ask`,
-`ragrl evaluate` and `ragrl serve system` then run the whole system.
+`ragrl evaluate` and `ragrl serve` then run the whole system.
 
 ## License
 

@@ -3,7 +3,7 @@
   POST /retrieve  {"queries": [...], "topk": k, "return_scores": true}
   -> {"result": [[{"document": {"id": ..., "contents": '"title"\\ntext'}, "score": ...}, ...], ...]}
 
-One list per query, best first (Jin et al. 2025). `ragrl serve system` implements this protocol too.
+One list per query, best first (Jin et al. 2025). `ragrl serve` implements this protocol too.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def small_policy(tmp_path: pathlib.Path) -> str:
 def test_a_reader_that_leaves_ends_a_command_without_a_message():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "jax_ragrl", "config", "show"]
+    command = [sys.executable, "-m", "jax_ragrl", "config"]
     process = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, "")
@@ -273,7 +273,7 @@ def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(
 
     monkeypatch.setattr(data, "run_world", fail)
     line = error_line(capsys, "data", "world", "--out", "w")
-    assert message in line and re.search(r"ragrl config plan|ulimit -u", line)
+    assert message in line and re.search(r"ragrl plan|ulimit -u", line)
 
 
 def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
@@ -346,7 +346,7 @@ def test_a_measurement_of_nothing_is_error_line(capsys):
     assert "--prompts" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "ask", "serve system", "warmup tiny", "config plan"])
+@pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup tiny", "plan"])
 def test_the_help_explains_config_options(command, capsys):
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
@@ -433,7 +433,7 @@ def help_of(capsys, *args: str) -> str:
 
 
 def test_config_without_a_file_lists_the_shipped_configs(capsys):
-    assert main(["config", "show"]) == 0
+    assert main(["config"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert len(lines) == len([p for p in CONFIG.parents[1].rglob("*.py")])
     assert lines["configs/tiny/c3po.py"].startswith("C-3PO on the synthetic corpus")

@@ -181,7 +181,7 @@ def test_keys_that_are_weak_are_refused_and_not_shown(tmp_path, text, message):
         (["--connections", "2"], "at least 4 connections"),
     ],
 )
-@pytest.mark.parametrize("command", [["serve", "system"], ["serve", "retriever", "nowhere"]])
+@pytest.mark.parametrize("command", [["serve"], ["serve", "retriever", "nowhere"]])
 def test_wrong_options_fail_before_anything_is_loaded(command, options, message, capsys):
     assert main([*command, *options]) == 2
     line = capsys.readouterr().err

@@ -380,7 +380,7 @@ def test_a_missing_extra_is_named_with_its_installation(monkeypatch, capsys):
     for name in [name for name in sys.modules if name.startswith("jax_ragrl.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "starlette", None)
-    assert main(["serve", "system"]) == 2
+    assert main(["serve"]) == 2
     line = capsys.readouterr().err
     assert "pip install starlette uvicorn" in line and line.count("\n") == 1
 
@@ -398,7 +398,7 @@ def test_the_tiny_policy_gives_equal_answers_over_http(monkeypatch):
 
     monkeypatch.setattr(app, "serve", serve)
     overrides = ("data.world.size=40", "index.kind=exact")
-    assert main(["serve", "system", *(f"--config.{setting}" for setting in overrides)]) == 0
+    assert main(["serve", *(f"--config.{setting}" for setting in overrides)]) == 0
     ((expected, together, apart, chat_answers),) = calls
     assert tuple(together) == expected == tuple(apart) and len(set(expected)) > 3
     assert chat_answers == [answer or "" for answer in expected]
