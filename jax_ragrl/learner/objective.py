@@ -225,9 +225,10 @@ def _check_loss(o: Objective) -> None:
     except UserError:
         raise
     except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]  # one line
         raise UserError(
-            f"objective.loss is {o.loss!r}, but it raises {type(error).__name__} ({error}): "
-            "compare it with a loss in losses/policy.py"
+            f"objective.loss is {o.loss!r}, but it fails ({reason}): compare it with a loss in "
+            "losses/policy.py"
         ) from error
     if not np.isfinite(values).all():
         raise UserError(

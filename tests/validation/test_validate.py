@@ -83,7 +83,7 @@ CONFIG_ERRORS = [
     ({"recipe.system.temperature": 0.0}, r"recipe\.system\.temperature is 0.0: use .*above 0"),
     ({"objective.value_loss": 3}, r"objective\.value_loss is 3: it must be of type str"),
     ({"objective.gamma": "nan"}, r"objective\.gamma is nan"),
-    ({"objective.ratio": "clop"}, r"objective\.ratio is 'clop': use one of"),
+    ({"objective.loss": "clop"}, r"objective\.loss is 'clop': use one of"),
     ({"objective.critic": "none"}, r"objective\.advantage is .* critic 'none'"),
     ({"system": "c4po"}, r"c4po"),
     ({"shapes.prompt_lengths": "(128,64)"}, r"shapes\.prompt_lengths .*ascending"),
