@@ -11,9 +11,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.thinking import set_thinking_default, thinking_of
-from jax_ragrl.export.weights import ExportResult, export, export_adapter
+from jax_ragrl.export.weights import export, export_adapter
 from jax_ragrl.models.by_name import local_model
-from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import check_new
 from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
 from jax_ragrl.run.components import load_policies, policy_folder
@@ -64,7 +63,12 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
     # an adapter loses no precision.
     policies = trained_policies(job, load_policies(job, None, "float32")[0], run)
     model = dict(job.policies).get(name, job.policy)
-    result = _export_weights(settings, policies[name], model)
+    folder, policy = policy_folder(model), policies[name]
+    if settings.adapter:
+        base = adapter_base(model, folder, is_published=bool(settings.push_to))
+        result = export_adapter(policy, settings.out, *base)
+    else:
+        result = export(policy, settings.out, folder, dtype=settings.dtype)
     step = run.open()[1]
     thinks = any(r.thinking for r in job.recipe.system.roles.values() if r.policy == name)
     if not settings.adapter:
@@ -73,9 +77,9 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
         job=job,
         values=values,
         policy=name,
-        base=base_model(model, policy_folder(model)),
+        base=base_model(model, folder),
         steps=step,
-        thinking=thinking_of(policy_folder(model), thinks),
+        thinking=thinking_of(folder, thinks),
         # A run need not be evaluated after its newest step; other checkpoints have other scores.
         result=result_lines(run.folder, None if run.name == NEWEST else step),
         adapter=settings.adapter,
@@ -97,14 +101,6 @@ def policy_name(job: Job, name: str) -> str:
             f"--policy is {name or None!r}: give one of the run's policies, {', '.join(names)}"
         )
     return name
-
-
-def _export_weights(settings: ExportSettings, policy: Decoder, model: str) -> ExportResult:
-    folder = policy_folder(model)
-    if not settings.adapter:
-        return export(policy, settings.out, folder, dtype=settings.dtype)
-    base = adapter_base(model, folder, is_published=bool(settings.push_to))
-    return export_adapter(policy, settings.out, *base)
 
 
 def adapter_base(model: str, folder: Path, *, is_published: bool) -> tuple[str | None, str | None]:

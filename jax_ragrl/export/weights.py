@@ -54,7 +54,9 @@ def export(
     # Both sides compute in float32 from weights rounded to `dtype`: any remaining difference is an
     # error of writing or reading.
     copy = load_decoder(folder, mesh_of(plain.embed[...]), "float32", param_dtype=dtype)
-    return _verify(folder, _round(plain, dtype), copy)
+    config = dataclasses.replace(plain.config, param_dtype=dtype, dtype="float32")
+    rounded = Decoder.from_params(config, _cast(plain.params(), dtype))
+    return _verify(folder, rounded, copy)
 
 
 def export_adapter(
@@ -106,12 +108,6 @@ def _logits(graphdef: nnx.GraphDef, state: nnx.State, ids_BL: Array) -> Array:
     decoder = nnx.merge(graphdef, state)
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1])[None], ids_BL.shape)
     return decoder.logits(decoder(ids_BL, positions_BL, causal_mask(jnp.ones_like(ids_BL)))[0])
-
-
-def _round(decoder: Decoder, dtype: str) -> Decoder:
-    """The decoder with weights rounded to `dtype`, computing in float32."""
-    config = dataclasses.replace(decoder.config, param_dtype=dtype, dtype="float32")
-    return Decoder.from_params(config, _cast(decoder.params(), dtype))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -301,10 +301,6 @@ def system_title(row: str) -> str:
     return SYSTEMS.get(name, name) + colon + strategy
 
 
-def _lower_first(title: str) -> str:
-    return title[:1].lower() + title[1:]
-
-
 def gain(summary: Mapping[str, Any], key: str = "gain") -> dict[str, Any] | None:
     """The gain in points with its interval; `over` is the system it is compared with, if known.
 
@@ -315,11 +311,11 @@ def gain(summary: Mapping[str, Any], key: str = "gain") -> dict[str, Any] | None
     if len(numbers) != 3 or not all(map(is_number, numbers)):
         return None
     mean, low, high = (percent(summary) * float(x) for x in numbers)
-    over = values.get("over")
+    over = system_title(values.get("over") or "")
     return {
         "mean": f"{mean:+.1f}",
         "ci": f"{low:+.1f} to {high:+.1f}",
-        "over": _lower_first(system_title(over)) if over else "",
+        "over": over[:1].lower() + over[1:],
         "picture": charts.interval_chart(mean, low, high),
     }
 
@@ -404,7 +400,16 @@ def panels(run: RunData) -> list[Panel]:
     all_keys = keys_under(run.metrics, "")
     keys = [key for small in SMALL for key in all_keys if _without_policy(key).startswith(small)]
     curves = {key: curve(run.metrics, key) for key in keys if _without_policy(key) not in REDUNDANT}
-    return [_panel(key, x) for key, x in curves.items() if x.steps]
+    parts = []
+    for key, values in curves.items():
+        if values.steps:
+            share, title = key.startswith("valid_frac/"), _title(key)
+            # The moving average, because single steps are noisy.
+            last = charts.smooth_curve(values).values[-1]
+            number = f"{last:.4f}" if abs(last) < 1 else f"{last:.3g}"
+            picture = charts.small_chart(values, title, share=share)
+            parts.append(Panel(title, f"{100 * last:.1f} %" if share else number, picture))
+    return parts
 
 
 def _without_policy(key: str) -> str:
@@ -423,14 +428,6 @@ def _title(key: str) -> str:
     prefix = next((p for p in ROLE_TITLES if name.startswith(p)), "")
     title = f"{ROLE_TITLES[prefix]}: {name.removeprefix(prefix)}" if prefix else name
     return title + suffix
-
-
-def _panel(key: str, values: Curve) -> Panel:
-    share, title = key.startswith("valid_frac/"), _title(key)
-    # The moving average, because single steps are noisy.
-    last = charts.smooth_curve(values).values[-1]
-    latest = f"{100 * last:.1f} %" if share else f"{last:.4f}" if abs(last) < 1 else f"{last:.3g}"
-    return Panel(title, latest, charts.small_chart(values, title, share=share))
 
 
 def failures(run: RunData) -> list[tuple[str, str, str, str, str]]:

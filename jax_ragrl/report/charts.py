@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -64,44 +64,34 @@ def at_two_widths(draw: Callable[[float, str], Markup], width: float) -> Markup:
 
 
 def bar_chart(bars: Sequence[Bar]) -> Markup:
-    """Horizontal bars of percentages with their values."""
-    return join([_bars(bars), _narrow_bars(bars)])
-
-
-def _narrow_bars(bars: Sequence[Bar]) -> Markup:
-    """Bars with their labels above them."""
-    row, room, parts = 52, NARROW - 66, []
-    for i, bar in enumerate(bars):
-        y, length = i * row, max(1.0, room * min(max(bar.value / 100, 0), 1))
-        strong = " strong" if bar.strong else ""
-        parts += [
-            text(0, y + 14, bar.label, "start", "label" + strong),
-            element("rect", x=0, y=y + 22, width=room, height=18, rx=4, class_="track"),
-            element("rect", x=0, y=y + 22, width=length, height=18, rx=4, class_="bar" + strong),
-            text(room + 10, y + 36, f"{bar.value:.1f} %", "start", "label" + strong),
-        ]
-    return svg(NARROW, len(bars) * row, _bar_label(bars), *parts, class_="narrow")
-
-
-def _bar_label(bars: Sequence[Bar]) -> str:
-    return "Accuracy: " + ", ".join(f"{b.label} {b.value:.1f} %" for b in bars)
-
-
-def _bars(bars: Sequence[Bar]) -> Markup:
+    """Horizontal bars of percentages with their values; on a phone their labels are above them."""
+    label = "Accuracy: " + ", ".join(f"{b.label} {b.value:.1f} %" for b in bars)
     # Long names, such as `always Planning`, push the bars to the right.
     margin = max([150, *(LETTER * len(bar.label) + 12 for bar in bars)])
-    row, room = 40, WIDE - margin - 70
-    parts = []
-    for i, bar in enumerate(bars):
-        y, length = i * row + 8, max(1.0, room * min(max(bar.value / 100, 0), 1))
-        strong = " strong" if bar.strong else ""
-        parts += [
-            text(margin - 12, y + 17, bar.label, "end", "label" + strong),
-            element("rect", x=margin, y=y, width=room, height=24, rx=4, class_="track"),
-            element("rect", x=margin, y=y, width=length, height=24, rx=4, class_="bar" + strong),
-            text(margin + room + 12, y + 17, f"{bar.value:.1f} %", "start", "label" + strong),
-        ]
-    return svg(WIDE, len(bars) * row + 8, _bar_label(bars), *parts, class_="wide")
+
+    def draw(width: float, class_: str) -> Markup:
+        is_wide, parts = class_ == "wide", []
+        # Pixels: the left end and the height of bars, the height of rows, and in a row the top of
+        # the bar and the baselines of its label and of its value.
+        left, size, row, top, base, last = (
+            (margin, 24, 40, 8, 25, 25) if is_wide else (0, 18, 52, 22, 14, 36)
+        )
+        end, gap = ("end", 12) if is_wide else ("start", 10)
+        room = width - left - (70 if is_wide else 66)
+        for i, bar in enumerate(bars):
+            y, strong = i * row, " strong" if bar.strong else ""
+            box: dict[str, Any] = {"x": left, "y": y + top, "height": size, "rx": 4}
+            length = max(1.0, room * min(max(bar.value / 100, 0), 1))
+            parts += [
+                text(max(left - 12, 0), y + base, bar.label, end, "label" + strong),
+                element("rect", **box, width=room, class_="track"),
+                element("rect", **box, width=length, class_="bar" + strong),
+                text(left + room + gap, y + last, f"{bar.value:.1f} %", class_="label" + strong),
+            ]
+        height = len(bars) * row + (8 if is_wide else 0)
+        return svg(width, height, label, *parts, class_=class_)
+
+    return at_two_widths(draw, WIDE)
 
 
 def interval_chart(mean: float, low: float, high: float) -> Markup:
@@ -166,17 +156,10 @@ def _curve(frame: Frame, line: Line) -> Markup:
     picture = Markup("") if line.dots else path(points, class_)
     # A path through one point is invisible, so a single value is a dot.
     if line.dots or len(points) == 1:
-        picture += join(
-            element(
-                "circle",
-                element("title", f"step {s:g}: {v:.3g}"),
-                cx=x,
-                cy=y,
-                r=3.5,
-                class_=f"dot {line.class_}",
-            )
-            for (x, y), s, v in zip(points, *line.curve, strict=True)
-        )
+        dot = {"r": 3.5, "class_": f"dot {line.class_}"}
+        for (x, y), step, value in zip(points, *line.curve, strict=True):
+            title = element("title", f"step {step:g}: {value:.3g}")
+            picture += element("circle", title, cx=x, cy=y, **dot)
     return picture
 
 
@@ -195,48 +178,39 @@ def stacked_areas(
 
     def draw(width: float, class_: str) -> Markup:
         frame = Frame(width, height, min(steps), max(steps), 0, 100)
-        parts = [
-            *_stack(frame, steps, shares.values()),
-            axes(frame, (0, 25, 50, 75, 100), "{:g} %"),
-        ]
+        base, parts = [0.0] * len(steps), list[Markup]()
+        for i, curve in enumerate(shares.values()):
+            top = [b + 100 * v for b, v in zip(base, curve.values, strict=True)]
+            upper, lower = (
+                [(frame.x(s), frame.y(v)) for s, v in zip(steps, ys, strict=True)]
+                for ys in (top, base)
+            )
+            if len(steps) == 1:  # a single step would be a line without area
+                right = frame.width - frame.margin_right
+                upper, lower = [*upper, (right, upper[0][1])], [*lower, (right, lower[0][1])]
+            parts.append(area(upper, lower, f"area c{i % 6}"))
+            base = top
+        parts.append(axes(frame, (0, 25, 50, 75, 100), "{:g} %"))
         return svg(width, height, label, *parts, class_=class_)
 
     return at_two_widths(draw, width)
 
 
-def _stack(frame: Frame, steps: Sequence[float], curves: Iterable[Curve]) -> list[Markup]:
-    """One area per curve, each on top of the one before."""
-    base, parts = [0.0] * len(steps), list[Markup]()
-    for i, curve in enumerate(curves):
-        top = [b + 100 * v for b, v in zip(base, curve.values, strict=True)]
-        upper, lower = (
-            [(frame.x(s), frame.y(v)) for s, v in zip(steps, ys, strict=True)] for ys in (top, base)
-        )
-        if len(steps) == 1:  # a single step would be a line without area
-            right = frame.width - frame.margin_right
-            upper, lower = [*upper, (right, upper[0][1])], [*lower, (right, lower[0][1])]
-        parts.append(area(upper, lower, f"area c{i % 6}"))
-        base = top
-    return parts
-
-
 def share_bar(shares: Mapping[str, float], label: str) -> Markup:
     """One bar divided into shares, in order."""
-    return at_two_widths(lambda width, class_: _share_bar(shares, label, width, class_), FULL)
 
+    def draw(width: float, class_: str) -> Markup:
+        x, parts = 0.0, []
+        for i, (name, share) in enumerate(shares.items()):
+            size, percent = width * min(max(share, 0.0), 1.0), f"{100 * share:.0f} %"
+            box = {"x": x, "y": 0, "width": size, "height": 26, "class_": f"area c{i % 6}"}
+            parts.append(element("rect", element("title", f"{name}: {percent}"), **box))
+            if size > 50:  # pixels: the text fits
+                parts.append(text(x + size / 2, 17, percent, "middle", "inside"))
+            x += size
+        return svg(width, 26, label, *parts, class_=class_)
 
-def _share_bar(shares: Mapping[str, float], label: str, width: float, class_: str) -> Markup:
-    x, parts = 0.0, []
-    for i, (name, share) in enumerate(shares.items()):
-        size = width * min(max(share, 0.0), 1.0)
-        title = element("title", f"{name}: {100 * share:.0f} %")
-        parts.append(
-            element("rect", title, x=x, y=0, width=size, height=26, class_=f"area c{i % 6}")
-        )
-        if size > 50:  # pixels: the text fits
-            parts.append(text(x + size / 2, 17, f"{100 * share:.0f} %", "middle", "inside"))
-        x += size
-    return svg(width, 26, label, *parts, class_=class_)
+    return at_two_widths(draw, FULL)
 
 
 def small_chart(curve: Curve, label: str, *, share: bool) -> Markup:

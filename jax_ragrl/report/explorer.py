@@ -132,12 +132,9 @@ def prediction_files(source: pathlib.Path, name: str = "") -> list[tuple[str, pa
             "and 'ragrl evaluate --predictions FOLDER'"
         )
     prefix = f"{name}/" if name else ""
-    return [(prefix + _label(source, file), file) for file in files]
-
-
-def _label(source: pathlib.Path, file: pathlib.Path) -> str:
-    parts = file.relative_to(source).with_suffix("").parts
-    return "/".join(part for part in parts if part != FOLDER)
+    parts = [file.relative_to(source).with_suffix("").parts for file in files]
+    labels = ("/".join(part for part in path if part != FOLDER) for path in parts)
+    return [(prefix + label, file) for label, file in zip(labels, files, strict=True)]
 
 
 QUESTION_FIELDS = ("id", "gold", "hops", "kind")  # fields of a question
@@ -203,7 +200,10 @@ def _prediction(row: Mapping[str, Any], numbers: Numbers, limit: int) -> dict[st
     return {name: row[name] for name in PREDICTION_FIELDS} | {
         # Computed here, so that predictions of earlier versions have it too.
         "mistake": mistake_of(row),
-        "steps": [_short_step(step, limit) for step in row["steps"]],
+        "steps": [
+            {name: shorten(x, limit) if isinstance(x, str) else x for name, x in step.items()}
+            for step in row["steps"]
+        ],
         "passages": own_numbers,
         # Gold may name a passage by title or file, see `Passage.names`.
         "gold_passages": [n for n, p in zip(own_numbers, passages, strict=True) if p.names & gold],
@@ -217,10 +217,6 @@ def _kinds(questions: Iterable[Any], trees: Iterable[Mapping[str, Any]]) -> Iter
             yield from (*row["faults"], row["finish_reason"])
     for tree in trees:
         yield from (node["why"] for node in tree["nodes"] if node.get("why"))
-
-
-def _short_step(step: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    return {name: shorten(x, limit) if isinstance(x, str) else x for name, x in step.items()}
 
 
 def render(data: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from jax_ragrl.report.load import is_number
-from jax_ragrl.report.svg import element, join, svg, text
+from jax_ragrl.report.svg import element, svg, text
 
 LEVEL_WIDTH, ROW_HEIGHT, RADIUS = 104, 34, 8  # pixels
 MAX_NAME = 24  # letters
@@ -121,30 +121,25 @@ def _edge(a: tuple[float, float], b: tuple[float, float]) -> Markup:
 
 
 def _mark(node: TreeNode, scale: Scale, anchor: str) -> Markup:
-    """A node's shape with a tooltip, which links to the node's text."""
-    (x, y), (side, strength) = _position(node), scale.tint(node.record.get("credit"))
-    title = element("title", caption(node.record))
+    """A node's shape with a tooltip, which links to the node's text, and its label.
+
+    The label is the answer to the right of a leaf, or the role above an action.
+    """
+    record, (x, y) = node.record, _position(node)
+    side, strength = scale.tint(record.get("credit"))
+    title = element("title", caption(record))
     style = {"class_": f"mark {side}", "style": f"--w:{strength}%"}
     if node.is_leaf:
-        r = RADIUS - 1
+        r, answer = RADIUS - 1, record.get("answer")
         shape = element("rect", title, x=x - r, y=y - r, width=2 * r, height=2 * r, rx=3, **style)
+        name = str(record.get("why") or "no answer") if answer is None else str(answer)
+        short = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+        class_ = "tick failed" if answer is None else "tick output"
+        label = text(x + RADIUS + 6, y + 4, short, class_=class_)
     else:
         shape = element("circle", title, cx=x, cy=y, r=RADIUS, **style)
-    parts = [shape, *_labels(node, x, y)]
-    return element("a", join(parts), href=f"#{anchor}-{node.record.get('id')}")
-
-
-def _labels(node: TreeNode, x: float, y: float) -> list[Markup]:
-    """The answer to the right of a leaf, or the role above an action."""
-    record = node.record
-    if not node.is_leaf:
-        return [text(x, y - RADIUS - 5, str(record.get("role")), "middle")]
-    has_answer = record.get("answer") is not None
-    name = str(record.get("answer") if has_answer else record.get("why") or "no answer")
-    short = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
-    return [
-        text(x + RADIUS + 6, y + 4, short, "start", "tick output" if has_answer else "tick failed")
-    ]
+        label = text(x, y - RADIUS - 5, str(record.get("role")), "middle")
+    return element("a", shape + label, href=f"#{anchor}-{record.get('id')}")
 
 
 def caption(record: Mapping[str, Any]) -> str:

@@ -31,19 +31,14 @@ class Frame(NamedTuple):
     def x(self, value: float) -> float:
         """The pixel column of a value; the left edge if the frame has a single value."""
         share = (value - self.x0) / (self.x1 - self.x0) if self.x1 > self.x0 else 0.0
-        return round(
-            self.margin_left + share * (self.width - self.margin_left - self.margin_right), 1
-        )
+        room = self.width - self.margin_left - self.margin_right
+        return round(self.margin_left + share * room, 1)
 
     def y(self, value: float) -> float:
         """The pixel row of a value; larger values are higher up."""
         share = (value - self.y0) / (self.y1 - self.y0) if self.y1 > self.y0 else 0.5
-        return round(
-            self.height
-            - self.margin_bottom
-            - share * (self.height - self.margin_top - self.margin_bottom),
-            1,
-        )
+        room = self.height - self.margin_top - self.margin_bottom
+        return round(self.height - self.margin_bottom - share * room, 1)
 
 
 def svg(width: float, height: float, label: str, *parts: Markup, class_: str = "") -> Markup:
@@ -56,15 +51,9 @@ def svg(width: float, height: float, label: str, *parts: Markup, class_: str = "
       parts: elements of the picture.
       class_: a class of the style sheet.
     """
-    return element(
-        "svg",
-        join(parts),
-        **({"class_": class_} if class_ else {}),
-        viewBox=f"0 0 {width:g} {height:g}",
-        style=f"--width:{width:g}px",
-        role="img",
-        aria_label=label,
-    )
+    attributes = {"class_": class_} if class_ else {}
+    attributes |= {"viewBox": f"0 0 {width:g} {height:g}", "style": f"--width:{width:g}px"}
+    return element("svg", join(parts), **attributes, role="img", aria_label=label)
 
 
 def element(name: str, content: str | Markup = "", **attributes: Any) -> Markup:
@@ -79,15 +68,7 @@ def element(name: str, content: str | Markup = "", **attributes: Any) -> Markup:
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), number(value))
         for key, value in attributes.items()
     )
-    tag = Markup(name)
-    return (
-        Markup("<")
-        + tag
-        + inside
-        + Markup(">")
-        + Markup("{}").format(content)
-        + Markup("</{}>").format(tag)
-    )
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), inside, content)
 
 
 def text(x: float, y: float, content: str, anchor: str = "start", class_: str = "tick") -> Markup:

@@ -1,4 +1,4 @@
-"""Requests in flight to one server: as many as the server answers without complaint."""
+"""An adaptive limit of requests in flight to one server (AIMD, as in TCP)."""
 
 from __future__ import annotations
 
