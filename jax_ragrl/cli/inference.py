@@ -127,7 +127,7 @@ def run_serve(options: argparse.Namespace) -> None:
     from jax_ragrl.serve import app
     from jax_ragrl.serve.replies import ServedSystem
 
-    settings = serving_settings(options)
+    limits, settings = serving_settings(options)
     with _open_system(options) as (values, job, parts):
         system = ServedSystem(
             name=str(values["system"]),
@@ -137,8 +137,7 @@ def run_serve(options: argparse.Namespace) -> None:
             warmup_question=parts.questions["dev"][0].text,
         )
         del parts  # frees everything that the environment does not refer to
-        limits = app.Limits(batch=options.batch, waiting=options.waiting)
-        app.serve(system, options.host, options.port, limits, settings, options.deadline)
+        app.serve(system, limits, settings)
 
 
 def run_export(options: argparse.Namespace) -> None:

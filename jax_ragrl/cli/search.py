@@ -179,17 +179,8 @@ def _values(result: Hits | EffectError) -> dict[str, Any]:
 
 
 def run_retriever(options: argparse.Namespace) -> None:
-    from jax_ragrl.serve.http import Limits
     from jax_ragrl.serve.search import serve
 
-    limits, settings = Limits(options.batch, options.waiting), serving_settings(options)
+    limits, settings = serving_settings(options)
     with _open_retriever(options) as retriever:
-        serve(
-            retriever,
-            options.host,
-            options.port,
-            options.top_k,
-            options.deadline,
-            limits,
-            settings,
-        )
+        serve(retriever, options.top_k, limits, settings)

@@ -14,89 +14,47 @@ the other questions in the batch. (Seeds for a sampled language model are folded
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import queue
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jax_ragrl.serve import bodies, chat
+from jax_ragrl.serve import bodies, chat, http, search
+from jax_ragrl.serve.access import SETTINGS, Settings
 from jax_ragrl.serve.batcher import Batcher
-from jax_ragrl.serve.guard import Guard
-from jax_ragrl.serve.http import (
-    GRACE,
-    SETTINGS,
-    Limits,
-    Settings,
-    announce,
-    check_limits,
-    check_seconds,
-    deadline,
-    listen,
-    make_application,
-    note,
-    result_or_raise,
-    results,
-)
+from jax_ragrl.serve.http import Limits
 from jax_ragrl.serve.page import page
-from jax_ragrl.serve.replies import Answer, ServedSystem, answer_questions, error_message, to_json
-from jax_ragrl.serve.search import SearchService, health_reply
+from jax_ragrl.serve.replies import Answer, ServedSystem, answer_questions, to_json
 
-DEFAULT = Limits()
-SECONDS = 600.0  # OpenAI's client waits as long
+LIMITS = Limits(batch=64, waiting=256, seconds=600.0)  # OpenAI's client waits as long
 
 
 def serve(
-    served_system: ServedSystem,
-    host: str,
-    port: int,
-    limits: Limits = DEFAULT,
-    settings: Settings = SETTINGS,
-    seconds: float | None = SECONDS,
+    served_system: ServedSystem, limits: Limits = LIMITS, settings: Settings = SETTINGS
 ) -> None:
     """Serves until SIGTERM or SIGINT, then answers the queued questions and exits with code 0.
 
     Args:
       served_system: the system and its environment.
-      host: bind address.
-      port: TCP port; 0 = any free port.
-      limits: sizes of batch and queue.
-      settings: bounds on connections, and who may ask.
-      seconds: deadline of an answer.
+      limits: max questions per rollout, max queued questions, and the deadline of a request.
+      settings: the address, and who may ask.
 
     Raises:
       UserError: the limits are invalid, or the address is not available.
     """
-    check_limits(limits)
-    check_seconds(seconds)
-    guard = Guard(settings.access, host)
-    make = functools.partial(application, served_system, limits, guard, settings, seconds)
-    listen(make, served_system.name, host, port, settings)
+    make = functools.partial(application, served_system, limits, settings)
+    http.listen(make, served_system.name, settings)
 
 
 def application(
-    served_system: ServedSystem,
-    limits: Limits = DEFAULT,
-    guard: Guard | None = None,
-    settings: Settings = SETTINGS,
-    seconds: float | None = SECONDS,
+    served_system: ServedSystem, limits: Limits = LIMITS, settings: Settings = SETTINGS
 ) -> Starlette:
-    """Returns the ASGI application; its lifespan ends when all accepted questions are answered.
-
-    Args:
-      served_system: the system and its environment.
-      limits: sizes of batch and queue.
-      guard: who may ask; None admits every client.
-      settings: bounds on bodies, and the access log.
-      seconds: deadline of an answer.
-    """
-    service = Service(served_system, limits, seconds)
+    """Returns the ASGI application, see `serve`; its lifespan ends with the last answer."""
+    http.check_limits(limits)
+    service = Service(served_system, limits)
     routes = [
         Route("/", page),
         Route("/answer", service.answer, methods=["POST"]),
@@ -105,93 +63,67 @@ def application(
         Route("/v1/models", service.models),
         Route("/health", service.health),
     ]
-    queues: dict[str, Batcher[Any, Any]] = {"answers": service.answers}
-    queues["searches"] = service.search.searches
-    return make_application(routes, service.close, queues, guard, settings)
+    return http.make_application(
+        routes, {"answers": service.answers, "searches": service.search.searches}, settings
+    )
 
 
 class Service:
     """The endpoints. One thread rolls out questions, another searches."""
 
-    def __init__(self, served_system: ServedSystem, limits: Limits, seconds: float | None) -> None:
-        self.served_system, self.limits, self.seconds = served_system, limits, seconds
+    def __init__(self, served_system: ServedSystem, limits: Limits) -> None:
+        self.served_system, self.limits = served_system, limits
         self.answers: Batcher[str, Answer] = Batcher(
             lambda texts: answer_questions(served_system, texts), limits.batch, limits.waiting
         )
         # Own thread: a search request must not wait for a rollout.
         retriever, top_k = served_system.environment.retriever, served_system.system.top_k
-        self.search = SearchService(retriever, max(top_k, 1), seconds)
-        (warmup,) = self.answers.submit([served_system.warmup_question])
-        self.warmup = announce(served_system.name, warmup)
-
-    def close(self) -> bool:
-        """Returns when all accepted requests are processed; false if the last batch hangs."""
-        return self.answers.close(GRACE) and self.search.close()
+        self.search = search.SearchService(
+            retriever, max(top_k, 1), search.LIMITS._replace(seconds=limits.seconds)
+        )
+        self.warmup = http.Warmup(served_system.name, self.answers, served_system.warmup_question)
 
     async def answer(self, request: Request) -> Response:
         """The answer to a question, or the answers to several, which fail independently."""
-        body = await bodies.read_json(request)
-        texts, *options = bodies.parse_answer_request(body, self.limits.batch)
-        answers = await self._answers(request, texts)
+        async with http.deadline(self.limits.seconds, self.answers):
+            body = await bodies.read_json(request)
+            texts, *options = bodies.parse_answer_request(body, self.limits.batch)
+            answers = await self._answers(request, texts)
         if "question" in body:
-            return JSONResponse(to_json(texts[0], result_or_raise(answers[0]), *options))
+            return JSONResponse(to_json(texts[0], http.result_or_raise(answers[0]), *options))
         pairs = zip(texts, answers, strict=True)
         return JSONResponse(
             {"answers": [to_json(text, answer, *options) for text, answer in pairs]}
         )
 
+    async def chat(self, request: Request) -> Response:
+        """A chat completion, as one object or as events."""
+        async with http.deadline(self.limits.seconds, self.answers):
+            text, stream, with_usage = chat.parse_chat_request(await bodies.read_json(request))
+            (result,) = await self._answers(request, [text])
+        # Errors keep their status in a stream too, because it starts with the answer.
+        answer, model = http.result_or_raise(result), self.served_system.name
+        if stream:
+            events = chat.events(model, answer, with_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        return JSONResponse(chat.completion(model, answer))
+
     async def _answers(
         self, request: Request, texts: Sequence[str]
     ) -> list[Answer | BaseException]:
-        """The answers to the questions of a request, which the metrics and the log count."""
-        note(request, "questions", texts)
-        async with deadline(self.seconds, self.answers):
-            answers = await results(self.answers, texts, request)
+        """The answers to the questions of a request, which the metrics count."""
+        answers = await http.results(self.answers, texts, request)
         for answer in answers:
             if isinstance(answer, Answer):
                 request.app.state.meter.count_answer(answer.steps, answer.tokens)
         return answers
 
-    async def chat(self, request: Request) -> Response:
-        """A chat completion, as one object or as events."""
-        text, stream, with_usage = chat.parse_chat_request(await bodies.read_json(request))
-        # Errors keep their status in a stream too, because it starts with the answer.
-        answer, model = (
-            result_or_raise((await self._answers(request, [text]))[0]),
-            self.served_system.name,
-        )
-        if stream:
-            events = chat.events(model, answer, with_usage)
-            return StreamingResponse(events, media_type=chat.EVENTS)
-        return JSONResponse(chat.completion(model, answer))
-
     async def models(self, request: Request) -> JSONResponse:
         """The list of the one served model."""
-        model = {
-            "id": self.served_system.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "jax_ragrl",
-        }
-        return JSONResponse({"object": "list", "data": [model]})
+        model = {"id": self.served_system.name, "object": "model", "created": 0}
+        return JSONResponse({"object": "list", "data": [{**model, "owned_by": "jax_ragrl"}]})
 
     async def health(self, request: Request) -> JSONResponse:
         """The served system; status 503 until the warm-up question is answered."""
-        body = {
-            "ready": _succeeded(self.warmup),
-            "system": self.served_system.name,
-            "policy": self.served_system.policy,
-            **self.search.describe(),
-            "waiting": len(self.answers),
-        }
-        if self.warmup.done() and self.warmup.exception():
-            # Retry: the language model or the retriever may be available again.
-            body["failure"] = error_message(self.warmup.exception())
-            with contextlib.suppress(queue.Full):
-                (warmup,) = self.answers.submit([self.served_system.warmup_question])
-                self.warmup = announce(self.served_system.name, warmup, again=True)
-        return health_reply(request, body)
-
-
-def _succeeded(future: Future[Any]) -> bool:
-    return future.done() and future.exception() is None
+        facts = {"system": self.served_system.name, "policy": self.served_system.policy}
+        return self.warmup.health(request, facts | self.search.describe())

@@ -5,72 +5,45 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from jax_ragrl.serve.bodies import bad_request, excerpt, parse_flag, parse_question
+from starlette.exceptions import HTTPException
+
+from jax_ragrl.serve.bodies import excerpt, parse_flag, parse_question
 from jax_ragrl.serve.replies import Answer
 
-EVENTS = "text/event-stream"
-DONE = "data: [DONE]\n\n"
 
-
-class ChatRequest(NamedTuple):
-    """A chat request.
-
-    Fields:
-      text: the last user message.
-      stream: whether the reply is a sequence of events.
-      with_usage: whether the last event has the numbers of tokens.
-    """
-
-    text: str
-    stream: bool
-    with_usage: bool
-
-
-def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
-    """Parses a chat request, whose last user message may be a list of text parts."""
+def parse_chat_request(body: dict[str, Any]) -> tuple[str, bool, bool]:
+    """The last user message, whether events are wanted, and numbers of tokens among them."""
     stream = body.get("stream") is not None and parse_flag(body, "stream")
-    with_usage = _parse_stream_options(body.get("stream_options"), stream)
+    options = body.get("stream_options")
+    if options is not None and not (isinstance(options, dict) and stream):
+        message = f"stream_options is {excerpt(options)}: give an object, and stream as true"
+        raise HTTPException(400, message)
     if body.get("n", 1) not in (1, None):
-        raise bad_request(
-            f"n is {excerpt(body['n'])}, but there is one answer per question: leave n out"
-        )
+        message = f"n is {excerpt(body['n'])}, but there is one answer per question: leave n out"
+        raise HTTPException(400, message)
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise bad_request(
-            f"messages is {excerpt(messages)}: give a list of objects with role and content"
-        )
+        message = f"messages is {excerpt(messages)}: give a list of objects with role and content"
+        raise HTTPException(400, message)
     contents = [message.get("content") for message in messages if message.get("role") == "user"]
     if not contents:
-        raise bad_request("no message has the role user: the last such message is the question")
-    name = "the content of the last user message"
-    return ChatRequest(parse_question(_join_text_parts(contents[-1]), name), stream, with_usage)
-
-
-def _parse_stream_options(options: Any, stream: bool) -> bool:
-    """Whether the numbers of tokens are wanted; OpenAI allows the options with `stream` only."""
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not stream:
-        raise bad_request(
-            f"stream_options is {excerpt(options)}: give an object, and stream as true"
-        )
-    return parse_flag(options, "include_usage")
-
-
-def _join_text_parts(content: Any) -> Any:
-    """A list of text parts as one text; any other content unchanged."""
-    parts = content if isinstance(content, list) else []
-    texts = [p.get("text") for p in parts if isinstance(p, dict) and p.get("type") == "text"]
-    is_text = len(texts) == len(parts) and all(isinstance(t, str) for t in texts)
-    return "".join(map(str, texts)) if parts and is_text else content
+        raise HTTPException(400, "no message has the role user: add one with the question")
+    text = contents[-1]
+    parts = [x for x in text if isinstance(x, dict)] if isinstance(text, list) else []
+    texts = [x.get("text") for x in parts if x.get("type") == "text"]
+    if parts and len(texts) == len(text) and all(isinstance(x, str) for x in texts):
+        text = "".join(map(str, texts))
+    question = parse_question(text, "the content of the last user message")
+    return question, stream, parse_flag(options or {}, "include_usage")
 
 
 def completion(model: str, answer: Answer) -> dict[str, Any]:
     """Returns a chat completion; `why` next to its message is the reason for its end."""
     message = {"role": "assistant", "content": answer.answer or ""}
-    choice = {"index": 0, "message": message, **_end(answer)}
+    # The API knows few reasons; `why` is this system's.
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "why": answer.finish_reason}
     return _head(model, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
 
 
@@ -84,15 +57,14 @@ def events(model: str, answer: Answer, with_usage: bool) -> Iterator[str]:
     """
     head = _head(model, "chat.completion.chunk")
     usage: dict[str, Any] = {"usage": None} if with_usage else {}
-    delta = {"role": "assistant", "content": answer.answer or ""}
-    for choice in (
-        {"index": 0, "delta": delta, "finish_reason": None},
-        {"index": 0, "delta": {}, **_end(answer)},
-    ):
-        yield _event(head | {"choices": [choice]} | usage)
+    first = {"delta": {"role": "assistant", "content": answer.answer or ""}, "finish_reason": None}
+    last = {"delta": {}, "finish_reason": "stop", "why": answer.finish_reason}
+    parts = [{"choices": [{"index": 0, **choice}], **usage} for choice in (first, last)]
     if with_usage:
-        yield _event(head | {"choices": [], "usage": _usage(answer)})
-    yield DONE
+        parts.append({"choices": [], "usage": _usage(answer)})
+    for part in parts:
+        yield f"data: {json.dumps(head | part)}\n\n"
+    yield "data: [DONE]\n\n"
 
 
 def _head(model: str, kind: str) -> dict[str, Any]:
@@ -100,16 +72,7 @@ def _head(model: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{now:x}", "object": kind, "created": now // 10**9, "model": model}
 
 
-def _end(answer: Answer) -> dict[str, str]:
-    # The API knows few reasons; `why` is this system's.
-    return {"finish_reason": "stop", "why": answer.finish_reason}
-
-
 def _usage(answer: Answer) -> dict[str, int]:
     """Tokens of the question and the answer: the rollout between them is not part of the API."""
     prompt, reply = answer.tokens
     return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
-
-
-def _event(values: dict[str, Any]) -> str:
-    return f"data: {json.dumps(values)}\n\n"

@@ -11,212 +11,170 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.runtime.progress import fall_silent
+from jax_ragrl.serve.access import SETTINGS, KeyCheck, Settings, check_access, is_loopback
 from jax_ragrl.serve.batcher import Batcher
-from jax_ragrl.serve.connections import Deadlines, make_server
-from jax_ragrl.serve.guard import Access, Guard, check_access
-from jax_ragrl.serve.intake import MAX_BYTES, Intake
-from jax_ragrl.serve.meter import LEFT, Meter, open_log
-from jax_ragrl.serve.refusals import refuse
+from jax_ragrl.serve.bodies import refuse
+from jax_ragrl.serve.meter import LEFT, Meter
 from jax_ragrl.serve.replies import error_message
 
 GRACE = 5.0  # seconds that a batch without waiting clients has to end
 
-
-class Limits(NamedTuple):
-    """`batch`: max questions per rollout and per request; `waiting`: max queued questions."""
-
-    batch: int = 64
-    waiting: int = 256
-
-
-class Settings(NamedTuple):
-    """Properties of a server that do not depend on its endpoints.
-
-    Fields:
-      access: who may ask.
-      deadlines: of connections.
-      connections: max number of connections.
-      body_bytes: max bytes of all bodies together.
-      access_log: file of the access log, `-` for the standard output, empty for none.
-      log_texts: whether the access log holds questions and queries.
-    """
-
-    access: Access = Access()
-    deadlines: Deadlines = Deadlines()
-    connections: int = 512
-    body_bytes: int = 1 << 26
-    access_log: str = ""
-    log_texts: bool = False
-
-
 T = TypeVar("T")
 R = TypeVar("R")
-SETTINGS = Settings()
+
+
+class Limits(NamedTuple):
+    """Bounds on requests.
+
+    Fields:
+      batch: max items per batch; also max questions per request.
+      waiting: max queued items.
+      seconds: deadline of a request; None waits for ever.
+    """
+
+    batch: int
+    waiting: int
+    seconds: float | None = None
 
 
 def check_limits(limits: Limits) -> None:
     """Raises `UserError` if no request would fit."""
     if not 1 <= limits.batch <= limits.waiting:
-        raise UserError(
-            f"{limits}: give a batch of at least 1 question, and a queue of at least a batch"
-        )
+        raise UserError(f"{limits}: give a batch of at least 1, and a queue of at least a batch")
+    if limits.seconds is not None and not limits.seconds > 0:
+        raise UserError(f"a deadline of {limits.seconds:g} seconds: give more than 0")
 
 
-def check_seconds(seconds: float | None) -> None:
-    """Raises `UserError` if a deadline of requests allows none; None means without a deadline."""
-    if seconds is not None and not seconds > 0:
-        raise UserError(f"a deadline of {seconds:g} seconds allows no request: give more than 0")
-
-
-def check_settings(settings: Settings, host: str) -> None:
-    """Raises `UserError` if no request would fit, or other machines could ask without a key."""
-    check_access(settings.access, host)
-    for name, seconds in settings.deadlines._asdict().items():
-        if not seconds > 0:
-            raise UserError(f"a {name} deadline of {seconds:g} seconds: give more than 0")
-    if settings.connections < 4 or settings.body_bytes < MAX_BYTES:
-        raise UserError(
-            f"{settings.connections} connections and {settings.body_bytes} bytes of bodies: allow "
-            f"at least 4 connections, and {MAX_BYTES} bytes, the limit of one request"
-        )
-
-
-def listen(
-    application: Callable[[], Starlette],
-    name: str,
-    host: str,
-    port: int,
-    settings: Settings = SETTINGS,
-) -> None:
+def listen(application: Callable[[], Starlette], name: str, settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT, then answers the queued requests and exits with code 0.
 
     Args:
       application: makes the application, once the address is reserved.
       name: for the line that is printed when requests are accepted.
-      host: bind address.
-      port: TCP port; 0 = any free port.
-      settings: bounds on connections, and who may ask.
+      settings: the address, and who may ask.
 
     Raises:
       UserError: the address is not available, or reachable by others without an API key.
     """
-    check_settings(settings, host)
-    listener = _bind(host, port)
+    check_access(settings)
+    host, port = settings.host, settings.port
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot listen on {host}:{port} ({error}): give another --port") from error
     for number in (signal.SIGTERM, signal.SIGINT):
         # Uvicorn handles the signals while it runs, and raises them again when it has finished.
         signal.signal(number, lambda *_: sys.exit(0))
     place = f"[{host}]" if ":" in host else host
     print(f"ragrl: {name} answers at http://{place}:{listener.getsockname()[1]}", flush=True)
+    if not is_loopback(host):
+        print(
+            f"ragrl: warning: other machines reach {host} without TLS, and a slow or greedy client "
+            "can keep others out: put a proxy in front, such as nginx with launch/nginx.conf",
+            file=sys.stderr,
+        )
     fall_silent()
     app = application()
     app.state.drained = True
-    # Others' `X-Forwarded-For` would let a client choose the address that its limit belongs to.
-    server = make_server(
-        app, app.state.intake.drain, settings.deadlines, settings.connections, proxy_headers=False
-    )
     try:
-        server.run(sockets=[listener])
+        make_server(app, settings).run(sockets=[listener])
     finally:
         if not app.state.drained:
-            _exit_now()
+            print("ragrl: a batch was still running at the deadline: it is lost", file=sys.stderr)
+            sys.stdout.flush()
+            os._exit(1)  # although a thread is still at work
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"cannot listen on {host}:{port} ({error}): give another --port") from error
-
-
-def _exit_now() -> None:
-    """Ends the process although a thread is still at work."""
-    print("ragrl: a batch was still running at the deadline: it is lost", file=sys.stderr)
-    sys.stdout.flush()
-    os._exit(1)
+def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
+    """Returns a server of an application."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        # No log configuration: applying one would close the streams of absl's handlers.
+        log_config=None,
+        log_level="warning",
+        lifespan="on",
+        limit_concurrency=settings.connections,
+        timeout_graceful_shutdown=settings.drain,
+    )
+    return uvicorn.Server(config)
 
 
 def make_application(
     routes: Sequence[Route],
-    close: Callable[[], bool],
     queues: Mapping[str, Batcher[Any, Any]],
-    guard: Guard | None = None,
     settings: Settings = SETTINGS,
 ) -> Starlette:
-    """Returns an ASGI application whose lifespan ends when `close` has returned.
+    """Returns an ASGI application whose lifespan ends with the work of its queues.
 
     Args:
       routes: the endpoints; `/metrics` is added.
-      close: ends the work, and returns whether it has ended.
-      queues: are shown in the metrics.
-      guard: refuses requests before anything else; None admits every client.
-      settings: bounds on bodies, and the access log.
+      queues: are shown in the metrics, and closed at the end.
+      settings: who may ask.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        # In a thread, because closing waits for the queue and must not block the event loop.
-        app.state.drained = await asyncio.to_thread(close)
+        # In threads, because closing waits for the queue and must not block the event loop.
+        ends = (asyncio.to_thread(batcher.close, GRACE) for batcher in queues.values())
+        app.state.drained = all(await asyncio.gather(*ends))
 
-    intake = Intake(settings.deadlines.body, settings.body_bytes)
-    paths = ["/metrics", *(route.path for route in routes)]
-    meter = Meter(paths, open_log(settings.access_log))
-    for name, batcher in queues.items():
-        meter.add_queue(name, batcher.__len__)
-    layers = [meter.middleware, *([guard.middleware] if guard else []), intake.middleware]
+    async def refusal(request: Request, error: HTTPException) -> JSONResponse:
+        return refuse(error.status_code, error.detail, error.headers)
+
+    async def nobody(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=LEFT)  # is counted, although nobody reads it
+
+    # A page of another site can point its own name at a loopback address, and would then be part of
+    # this site. On other addresses a key keeps such pages out.
+    host, names = settings.host, ["*"]
+    if settings.hosts or is_loopback(host):
+        bound = f"[{host}]" if ":" in host else host
+        names = ["localhost", "127.0.0.1", "[::1]", bound, *settings.hosts]
+    meter = Meter(["/metrics", *(route.path for route in routes)], queues)
     app = Starlette(
         routes=[*routes, Route("/metrics", meter.metrics)],
         lifespan=lifespan,
-        middleware=[Middleware(layer) for layer in layers],
-        exception_handlers={HTTPException: _refusal, ClientDisconnect: _nobody},  # type: ignore[dict-item]
+        middleware=[
+            Middleware(meter.middleware),
+            Middleware(TrustedHostMiddleware, names, www_redirect=False),
+            Middleware(KeyCheck, settings.keys),
+        ],
+        exception_handlers={HTTPException: refusal, ClientDisconnect: nobody},  # type: ignore[dict-item]
     )
-    app.state.intake, app.state.meter, app.state.log_texts = intake, meter, settings.log_texts
+    app.state.meter = meter
     return app
-
-
-async def _refusal(request: Request, error: HTTPException) -> JSONResponse:
-    return refuse(error)
-
-
-async def _nobody(request: Request, error: ClientDisconnect) -> Response:
-    """The reply to a client that has left: nobody reads it, but it is counted and logged."""
-    return Response(status_code=LEFT)
-
-
-def note(request: Request, kind: str, texts: Sequence[str]) -> None:
-    """Adds the number of texts to the access log, and the texts themselves if it holds them."""
-    facts = {kind: len(texts)} | ({"texts": [*texts]} if request.app.state.log_texts else {})
-    request.state.facts.update(facts)
 
 
 @contextlib.asynccontextmanager
 async def deadline(seconds: float | None, batcher: Batcher[Any, Any]) -> AsyncIterator[None]:
-    """Cancels the body after `seconds`; the request gets status 503.
-
-    Args:
-      seconds: None waits for ever.
-      batcher: the queue that the request waits for.
-    """
+    """Answers a request that waits for `batcher` with status 503 after `seconds`, or at the end."""
     try:
         # Leaving the block cancels the items that wait, so that nobody works on them.
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
         raise unavailable(batcher, f"this took longer than {seconds:g} seconds") from None
+    except asyncio.CancelledError:
+        raise unavailable(batcher, "the server is ending") from None
 
 
 async def results(
@@ -234,52 +192,22 @@ async def results(
     except queue.Full:
         raise unavailable(batcher, "the queue is full") from None
     work = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
-    return await _unless_left(request, work)
-
-
-async def _unless_left(request: Request, work: Awaitable[R]) -> R:
-    """The result of `work`, which is cancelled if the client leaves first."""
-    task, seconds_left = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
     # Reads the exception of canceled work, which asyncio would log as never retrieved.
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving: asyncio.Future[Any] = asyncio.ensure_future(leave())
     try:
-        await asyncio.wait({task, seconds_left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.wait([work, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
             raise ClientDisconnect
-        return task.result()
+        return work.result()
     finally:
-        task.cancel()
-        seconds_left.cancel()
-
-
-async def _left(request: Request) -> None:
-    """Returns when the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def announce(name: str, warmup: Future[Any], *, again: bool = False) -> Future[Any]:
-    """Prints when a server is ready, or why it is not; returns the future.
-
-    Args:
-      name: of the server.
-      warmup: the result of its own first question, or search.
-      again: whether another one has failed before; the reason of this one is not printed.
-    """
-    start = time.monotonic()
-
-    def tell(done: Future[Any]) -> None:
-        seconds = time.monotonic() - start
-        if done.cancelled() or (done.exception() and again):
-            return
-        if error := done.exception():
-            why = f"{error_message(error)}; each GET /health tries again"
-            print(f"ragrl: {name} is not ready: its warm-up failed: {why}", flush=True)
-        else:
-            print(f"ragrl: {name} is ready after {seconds:.1f} s", flush=True)
-
-    warmup.add_done_callback(tell)
-    return warmup
+        work.cancel()
+        leaving.cancel()
 
 
 def unavailable(batcher: Batcher[Any, Any], reason: str) -> HTTPException:
@@ -295,3 +223,42 @@ def result_or_raise(result: R | BaseException) -> R:
         status = 502 if isinstance(result, EffectError) else 500
         raise HTTPException(status, f"this failed: {error_message(result)}")
     return result
+
+
+class Warmup(Generic[T]):
+    """A request of the server `name` to itself, which compiles programs, until it succeeds."""
+
+    def __init__(self, name: str, batcher: Batcher[T, Any], item: T) -> None:
+        self._name, self._batcher, self._item = name, batcher, item
+        self._why = ""  # it failed; is printed once
+        self._ask()
+
+    def _ask(self) -> None:
+        (self._future,), start = self._batcher.submit([self._item]), time.monotonic()
+
+        def tell(done: Future[Any]) -> None:
+            if not done.cancelled() and (error := done.exception()) is None:
+                seconds = time.monotonic() - start
+                print(f"ragrl: {self._name} is ready after {seconds:.1f} s", flush=True)
+            elif not done.cancelled() and not self._why:
+                self._why = f"{error_message(error)}; each GET /health tries again"
+                line = f"ragrl: {self._name} is not ready: its warm-up failed: {self._why}"
+                print(line, flush=True)
+
+        self._future.add_done_callback(tell)
+
+    def health(self, request: Request, facts: Mapping[str, Any]) -> JSONResponse:
+        """The reply of `/health`: status 503 until the warm-up has succeeded.
+
+        `facts` are further fields. Without an API key it only says whether the server is ready.
+        """
+        error = self._future.exception() if self._future.done() else None
+        body: dict[str, Any] = {"ready": self._future.done() and error is None}
+        if request.state.is_authorized:
+            body |= {**facts, "waiting": len(self._batcher)}
+            body |= {} if error is None else {"failure": error_message(error)}
+        if error is not None:
+            # A server that it needs may be available again.
+            with contextlib.suppress(queue.Full):
+                self._ask()
+        return JSONResponse(body, 200 if body["ready"] else 503)

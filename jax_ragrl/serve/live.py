@@ -14,12 +14,12 @@ import functools
 import hashlib
 import pathlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from jax_ragrl.errors import UserError
@@ -27,10 +27,10 @@ from jax_ragrl.report.build import Live, render
 from jax_ragrl.report.explorer import explorer_page, has_pages
 from jax_ragrl.report.load import CONFIG, METRICS, SUMMARY, TREES, RunData, load_run
 from jax_ragrl.run.predictions import FOLDER
-from jax_ragrl.serve.guard import Access, Guard
+from jax_ragrl.serve.access import SETTINGS
 from jax_ragrl.serve.http import listen, make_application
 
-HOST = "127.0.0.1"  # reports show texts of corpora, so other machines need a tunnel
+Endpoint = Callable[[Request], Awaitable[HTMLResponse]]
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # the pages have their own policies
@@ -41,90 +41,69 @@ HEADERS = {
 
 
 def serve_report(folders: Sequence[pathlib.Path], port: int) -> None:
-    """Serves the report of a run until SIGTERM or SIGINT.
+    """Serves the report of the first folder, a run, until SIGTERM or SIGINT; port 0 = any free one.
 
-    Args:
-      folders: the run; the predictions of further folders are compared with its own.
-      port: TCP port; 0 = any free port.
+    The predictions of further folders are compared with its own.
 
     Raises:
       UserError: a folder does not exist, or the port is not available.
     """
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(f"{missing[0]} is not a folder: start the run first, or correct the path")
-    listen(functools.partial(application, folders), "the report", HOST, port)
+    # Reports show texts of corpora: the address is that of this machine, others need a tunnel.
+    settings = SETTINGS._replace(port=port)
+    listen(functools.partial(application, folders), "the report", settings)
 
 
 def application(folders: Sequence[pathlib.Path]) -> Starlette:
     """Returns the ASGI application of the report, see `serve_report`."""
-    pages = Pages(folders)
+    run, lock = folders[0], threading.Lock()
 
-    async def report(request: Request) -> HTMLResponse:
-        return HTMLResponse(await asyncio.to_thread(pages.report), headers=HEADERS)
+    def version() -> str:
+        files = [run / name for name in (METRICS, TREES, SUMMARY, CONFIG)]
+        return _version(files, str(has_pages(run)))
 
-    async def explorer(request: Request) -> HTMLResponse:
+    def explorer_version() -> str:
+        files = [folder / TREES for folder in folders]
+        return _version(files + [x for f in folders for x in sorted(f.rglob(f"{FOLDER}/*.jsonl"))])
+
+    @functools.lru_cache(1)
+    def report(version: str) -> str:
+        data, message = RunData((), (), {}), ""
         try:
-            return HTMLResponse(await asyncio.to_thread(pages.explorer), headers=HEADERS)
-        except UserError as error:
-            raise HTTPException(404, str(error)) from error
-
-    async def version(request: Request) -> PlainTextResponse:
-        return PlainTextResponse(await asyncio.to_thread(pages.version), headers=HEADERS)
-
-    routes = [Route("/", report), Route("/explorer", explorer), Route("/version", version)]
-    return make_application(routes, lambda: True, {}, Guard(Access(), HOST))
-
-
-class Pages:
-    """The pages of a run, rendered again when its files have changed."""
-
-    def __init__(self, folders: Sequence[pathlib.Path]) -> None:
-        self._folders, self._run = folders, folders[0]
-        self._lock = threading.Lock()
-        self._pages: dict[str, tuple[str, bytes]] = {}
-
-    def version(self) -> str:
-        """A text that changes when a file of the report does."""
-        files = (self._run / name for name in (METRICS, TREES, SUMMARY, CONFIG))
-        return _version(files, str(has_pages(self._run)))
-
-    def report(self) -> bytes:
-        """The report; until it can be rendered, a page with the reason."""
-        version = self.version()
-        return self._cached("report", version, lambda: self._render(version))
-
-    def explorer(self) -> bytes:
-        """The explorer of all predictions so far; raises `UserError` if there are none."""
-        version = _version(self._prediction_files())
-        return self._cached("explorer", version, lambda: explorer_page(self._folders))
-
-    def _render(self, version: str) -> str:
-        run, message = RunData((), (), {}), ""
-        try:
-            run = load_run(self._run)
-        except UserError as error:
-            # A run that has just begun has no metrics yet.
+            data = load_run(run)
+        except UserError as error:  # a run that has just begun has no metrics yet
             message = f"Nothing to show yet: {error}"
-        return render(run, Live(version, message, has_pages(self._run)))
+        return render(data, Live(version, message, has_pages(run)))
 
-    def _prediction_files(self) -> Iterator[pathlib.Path]:
-        for folder in self._folders:
-            yield from (folder / TREES, *sorted(folder.rglob(f"{FOLDER}/*.jsonl")))
+    @functools.lru_cache(1)
+    def explorer(version: str) -> str:
+        return explorer_page(folders)
 
-    def _cached(self, name: str, version: str, make: Callable[[], str]) -> bytes:
-        # One at a time: several tabs ask at the same moment, when a file has changed.
-        with self._lock:
-            if self._pages.get(name, ("",))[0] != version:
+    def endpoint(version: Callable[[], str], make: Callable[[str], str]) -> Endpoint:
+        def page() -> bytes:
+            # One at a time: several tabs ask at the same moment, when a file has changed.
+            with lock:
                 # Texts of documents and models may hold lone surrogates, which UTF-8 lacks.
-                self._pages[name] = (version, make().encode("utf-8", "replace"))
-            return self._pages[name][1]
+                return make(version()).encode("utf-8", "replace")
+
+        async def reply(request: Request) -> HTMLResponse:
+            try:
+                return HTMLResponse(await asyncio.to_thread(page), headers=HEADERS)
+            except UserError as error:
+                raise HTTPException(404, str(error)) from error
+
+        return reply
+
+    routes = [
+        Route("/", endpoint(version, report)),
+        Route("/version", endpoint(version, str)),
+        Route("/explorer", endpoint(explorer_version, explorer)),
+    ]
+    return make_application(routes, {})
 
 
 def _version(files: Iterable[pathlib.Path], more: str = "") -> str:
     """A digest of names, sizes and times of files."""
-    digest = hashlib.blake2s(more.encode())
-    for file in files:
-        if file.is_file():
-            state = file.stat()
-            digest.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]
+    states = [(str(x), (s := x.stat()).st_size, s.st_mtime_ns) for x in files if x.is_file()]
+    return hashlib.blake2s(f"{states}{more}".encode()).hexdigest()[:16]

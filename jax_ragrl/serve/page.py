@@ -12,36 +12,25 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 
-async def page(request: Request) -> HTMLResponse:
-    """The page that asks questions."""
-    return HTMLResponse(_text(), headers=_headers())
-
-
 @functools.cache
-def _text() -> str:
-    return importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-
-
-@functools.cache
-def _headers() -> dict[str, str]:
-    """Allows the page's own style and script, by their hashes, and requests to this server."""
-    rules = [
-        "default-src 'none'",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    rules += ["frame-ancestors 'none'", *(_rule(tag) for tag in ("style", "script"))]
-    return {
-        "Content-Security-Policy": "; ".join(rules),
+def load_page() -> HTMLResponse:
+    """The page that asks questions; it may use its own style and script, and ask this server."""
+    text = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    rules = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    rules += "form-action 'none'; frame-ancestors 'none'"
+    for tag in ("style", "script"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        rules += f"; {tag}-src 'sha256-{digest}'"
+    headers = {
+        "Content-Security-Policy": rules,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
+    return HTMLResponse(text, headers=headers)
 
 
-def _rule(tag: str) -> str:
-    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", _text(), re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-    return f"{tag}-src 'sha256-{digest}'"
+async def page(request: Request) -> HTMLResponse:
+    """The page, as an endpoint."""
+    return load_page()

@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     finish_reason: str
     steps: list[dict[str, Any]]
     tokens: tuple[int, int]
-    passages: tuple[Passage, ...] = ()
+    passages: tuple[Passage, ...]
 
 
 def answer_questions(served_system: ServedSystem, texts: Sequence[str]) -> list[Answer | Exception]:
@@ -66,9 +66,9 @@ def answer_questions(served_system: ServedSystem, texts: Sequence[str]) -> list[
 
 
 def to_json(
-    text: str, answer: Answer | BaseException, trace: bool, passages: bool = False
+    text: str, answer: Answer | BaseException, trace: bool, passages: bool
 ) -> dict[str, Any]:
-    """One answer as values that `json.dumps` accepts.
+    """The answer to a question as values that `json.dumps` accepts.
 
     Args:
       text: the question.
@@ -78,16 +78,10 @@ def to_json(
     """
     if isinstance(answer, BaseException):
         return {"question": text, "answer": None, "error": error_message(answer)}
-    values: dict[str, Any] = {
-        "question": text,
-        "answer": answer.answer,
-        "why": answer.finish_reason,
-    }
-    if trace:
-        values["steps"] = answer.steps
-    if passages:
-        values["passages"] = [passage._asdict() for passage in answer.passages]
-    return values
+    values = {"question": text, "answer": answer.answer, "why": answer.finish_reason}
+    steps = {"steps": answer.steps} if trace else {}
+    read = {"passages": [x._asdict() for x in answer.passages]} if passages else {}
+    return {**values, **steps, **read}
 
 
 def error_message(error: BaseException | None) -> str:

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax_ragrl.serve.connections import make_server
-from jax_ragrl.serve.guard import Guard
-from jax_ragrl.serve.http import Settings
-from jax_ragrl.serve.search import application
+from jax_ragrl.serve.access import SETTINGS, Settings
+from jax_ragrl.serve.http import make_server
+from jax_ragrl.serve.search import LIMITS, application
 from jax_ragrl.types import Hits, Passage
 
 
@@ -33,13 +32,12 @@ class Echo:
 
 
 @contextlib.contextmanager
-def serving(retriever: Any, settings: Settings) -> Iterator[tuple[int, Any]]:
-    """Yields the port and the server of a retriever."""
-    app = application(
-        retriever, seconds=None, guard=Guard(settings.access, "127.0.0.1"), settings=settings
-    )
-    server = make_server(app, app.state.intake.drain, settings.deadlines, settings.connections)
-    listener = socket.create_server(("127.0.0.1", 0))
+def serving(
+    retriever: Any, settings: Settings = SETTINGS, seconds: float | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yields the port and the server of a retriever; `seconds` is the deadline of a request."""
+    app = application(retriever, limits=LIMITS._replace(seconds=seconds), settings=settings)
+    server, listener = make_server(app, settings), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
@@ -58,9 +56,17 @@ def wait_until(condition: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def connect(port: int, text: bytes = b"", address: str = "127.0.0.1") -> socket.socket:
-    """A connection from an address of this machine, on which `text` was sent."""
-    connection = socket.create_connection(("127.0.0.1", port), 30, (address, 0))
+def accepts(port: int) -> bool:
+    """Whether something listens at a port."""
+    with contextlib.suppress(OSError):
+        connect(port).close()
+        return True
+    return False
+
+
+def connect(port: int, text: bytes = b"") -> socket.socket:
+    """A connection on which `text` was sent."""
+    connection = socket.create_connection(("127.0.0.1", port), 30)
     connection.sendall(text)
     return connection
 

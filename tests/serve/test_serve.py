@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import re
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,13 +26,15 @@ from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.serve import app
+from jax_ragrl.serve.access import Settings
 from jax_ragrl.serve.app import Limits, application
-from jax_ragrl.serve.bodies import MAX_BYTES, MAX_CHARACTERS, MAX_QUERIES, MAX_TOP_K
+from jax_ragrl.serve.bodies import MAX_BYTES, MAX_CHARACTERS, MAX_MARKS, MAX_QUERIES, MAX_TOP_K
 from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Question
 from tests.listening import listening
 from tests.rollout.tape import Tape, improvise, passage, system
+from tests.serve.stub import accepts, wait_until
 
 REPO = pathlib.Path(__file__).parents[2]
 TEXTS = [f"Where was {name} born?" for name in ("Ann", "Bob", "Cid", "Dan", "Eve", "Fay")]
@@ -55,7 +58,7 @@ def client(
     """A client of an application whose environment is a tape."""
     system = system or StandardRAG("c3po_tiny", 2)
     served = ServedSystem("tape", "a stub", system, tape.environment(), "Where is Warm?")
-    with TestClient(application(served, limits or Limits(8, 16))) as http:
+    with TestClient(application(served, limits or Limits(8, 16)), "http://localhost") as http:
         if warm:
             wait_until_ready(http)
         yield http
@@ -63,14 +66,6 @@ def client(
 
 def wait_until_ready(http: httpx2.Client) -> None:
     wait_until(lambda: http.get("/health").status_code == 200)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition, with a time limit for broken tests."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "the condition is still false after two minutes"
-        time.sleep(0.01)
 
 
 def failing_tape() -> Tape:
@@ -181,7 +176,7 @@ def test_health_describes_the_system_once_it_is_ready():
     served = ServedSystem(
         "tape", "a stub", StandardRAG("c3po_tiny", 2), tape.environment(), TEXTS[0]
     )
-    with TestClient(application(served, Limits(2, 2))) as http:
+    with TestClient(application(served, Limits(2, 2)), "http://localhost") as http:
         tape.is_waiting.wait()
         first = http.get("/health")
         assert first.status_code == 503 and first.json()["ready"] is False
@@ -211,7 +206,7 @@ def test_a_trace_has_actions_queries_passages_and_calls():
 def test_the_openai_client_works():
     with client(failing_tape()) as http:
         ai = openai.OpenAI(
-            base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0
+            base_url="http://localhost/v1", api_key="none", http_client=http, max_retries=0
         )
         (model,) = ai.models.list().data
         earlier = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
@@ -260,6 +255,7 @@ USER = {"role": "user", "content": "q"}
         ("/answer", {"questions": ["q"] * 9}, 413, "8 at most"),
         ("/answer", {"question": "q" * (MAX_CHARACTERS + 1)}, 413, "at most"),
         ("/answer", b" " * (MAX_BYTES + 1), 413, "bytes"),
+        ("/answer", b"[" + b"[]," * MAX_MARKS + b"[]]", 413, "commas"),
         ("/v1/chat/completions", {}, 400, "messages is null"),
         ("/v1/chat/completions", {"messages": ["q"]}, 400, "list of objects"),
         ("/v1/chat/completions", {"messages": []}, 400, "no message has the role user"),
@@ -283,8 +279,8 @@ USER = {"role": "user", "content": "q"}
 def test_a_bad_request_is_refused_with_a_reason(
     http: TestClient, path: str, body: Any, status: int, message: str
 ):
-    content = {"content": body} if isinstance(body, bytes) else {"json": body}
-    reply = http.post(path, **content)
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    reply = http.post(path, content=content, headers={"Content-Type": "application/json"})
     assert reply.status_code == status and message in reply.json()["error"]["message"]
 
 
@@ -311,11 +307,10 @@ def test_search_returns_documents_with_optional_scores(http: TestClient):
 
 STUB = """
 import pathlib, sys, time
+from jax_ragrl.serve.access import Settings
 from jax_ragrl.serve.app import Limits, serve
-from jax_ragrl.serve.bodies import MAX_BYTES, MAX_CHARACTERS, MAX_QUERIES, MAX_TOP_K
 from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG
-from tests.listening import listening
 from tests.rollout.tape import Tape
 
 def reply(request):
@@ -326,7 +321,7 @@ def reply(request):
 
 environment = Tape({}, replies={"answer": reply}).environment()
 served = ServedSystem("tape", "a stub", StandardRAG("c3po_tiny", 2), environment, "Where is Warm?")
-serve(served, "127.0.0.1", 0, Limits(1, 3))
+serve(served, Limits(1, 3), Settings(drain=5))
 """
 
 
@@ -350,20 +345,11 @@ def test_a_terminated_server_answers_its_queue(tmp_path):
             hanging.sendall(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
             time.sleep(0.2)
             server.send_signal(signal.SIGTERM)
-            assert hanging.recv(99).startswith(b"HTTP/1.1 503")
-            wait_until(lambda: not accepts(address))
+            wait_until(lambda: not accepts(int(address.rpartition(":")[2])))
             go.touch()
             assert [reply.result() for reply in replies] == [["Ulm"]] * 3
-        assert server.wait(60) == 0 and server.stderr.read() == ""
-
-
-def accepts(address: str) -> bool:
-    host, port = address.removeprefix("http://").split(":")
-    try:
-        socket.create_connection((host, int(port))).close()
-    except OSError:
-        return False
-    return True
+            assert hanging.recv(99).startswith(b"HTTP/1.1 503"), "at the deadline"
+        assert server.wait(60) == 0 and "Traceback" not in server.stderr.read()
 
 
 def test_a_port_in_use_is_a_user_error(capsys, monkeypatch):
@@ -371,9 +357,9 @@ def test_a_port_in_use_is_a_user_error(capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         served = ServedSystem("tape", "a stub", StandardRAG(), Tape({}).environment(), "q")
         with pytest.raises(UserError, match="give another --port"):
-            app.serve(served, "127.0.0.1", listener.getsockname()[1])
+            app.serve(served, settings=Settings(port=listener.getsockname()[1]))
     with pytest.raises(UserError, match="at least a batch"):
-        app.serve(served, "127.0.0.1", 0, Limits(4, 3))
+        app.application(served, Limits(4, 3))
 
 
 def test_a_missing_extra_is_named_with_its_installation(monkeypatch, capsys):
@@ -389,7 +375,7 @@ def test_a_missing_extra_is_named_with_its_installation(monkeypatch, capsys):
 def test_the_tiny_policy_gives_equal_answers_over_http(monkeypatch):
     questions, calls = generate(0, 40).questions["test"][:12], []
 
-    def serve(served: ServedSystem, host: str, port: int, limits: Limits, *_: Any) -> None:
+    def serve(served: ServedSystem, limits: Limits, settings: Settings) -> None:
         expected = evaluate(served.system, questions, served.environment).answers
         with listening(application(served, limits)) as address:
             calls.append(

@@ -1,9 +1,6 @@
-"""Who may ask a server: keys, names of hosts, origins, types of content, requests per client."""
+"""Who may ask a server: keys, names of hosts, types of content."""
 
 from __future__ import annotations
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from starlette.testclient import TestClient
@@ -13,9 +10,7 @@ from jax_ragrl.cli.main import _parse, main
 from jax_ragrl.cli.serving import serving_settings
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.remote import RemoteRetriever
-from jax_ragrl.serve.connections import Deadlines
-from jax_ragrl.serve.guard import Access, Guard, check_access, read_keys
-from jax_ragrl.serve.http import Settings
+from jax_ragrl.serve.access import Settings, check_access, read_keys
 from jax_ragrl.serve.search import application
 from jax_ragrl.types import Hits
 from tests.serve.stub import Echo, serving
@@ -23,42 +18,44 @@ from tests.serve.stub import Echo, serving
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
-def client(access: Access, retriever=None) -> TestClient:
-    app = application(retriever or Echo(), guard=Guard(access, "127.0.0.1"))
+def client(**settings) -> TestClient:
+    app = application(Echo(), settings=Settings(**settings))
     return TestClient(app, base_url="http://127.0.0.1:8000")
 
 
 @pytest.mark.parametrize(
-    ("headers", "status", "message"),
+    ("headers", "status"),
     [
-        ({}, 200, ""),
-        ({"Host": "localhost:8000"}, 200, ""),
-        ({"Host": "LOCALHOST"}, 200, ""),
-        ({"Host": "[::1]:8000"}, 200, ""),
-        ({"Host": "192.168.0.7"}, 200, ""),
-        ({"Host": "mine.example"}, 200, ""),
-        ({"Host": "evil.example:8000"}, 403, "--allow-host"),
-        ({"Host": "localhost.evil.example"}, 403, "unknown"),
-        ({"Host": ""}, 403, "unknown"),
-        ({"Host": "[::1"}, 403, "unknown"),
-        ({"Origin": "http://127.0.0.1:8000"}, 200, ""),
-        ({"Origin": "http://127.0.0.1:9000"}, 403, "another site"),
-        ({"Origin": "https://evil.example"}, 403, "another site"),
-        ({"Origin": "null"}, 403, "another site"),
-        ({"Origin": "http://["}, 403, "another site"),
-        ({"Origin": "http://[::1"}, 403, "another site"),
-        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403, "unknown"),
-        ({"Content-Type": "application/json; charset=utf-8"}, 200, ""),
-        ({"Content-Type": "text/plain"}, 415, "application/json"),
-        ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "application/json"),
-        ({"Content-Type": ""}, 415, "application/json"),
+        ({}, 200),
+        ({"Host": "localhost:8000"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "mine.example"}, 200),
+        ({"Host": "a.wild.example"}, 200),
+        ({"Host": "evil.example:8000"}, 400),
+        ({"Host": "localhost.evil.example"}, 400),
+        ({"Host": ""}, 400),
+        ({"Host": "[::1"}, 400),
+        ({"Origin": "http://["}, 200),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": ""}, 415),
     ],
 )
-def test_a_web_page_cannot_ask(headers, status, message):
-    with client(Access(hosts=("mine.example",))) as http:
+def test_a_web_page_cannot_ask(headers, status):
+    with client(hosts=("mine.example", "*.wild.example")) as http:
         reply = http.post("/retrieve", json={"queries": ["q"]}, headers=headers)
+        # A page would have to ask for leave to send JSON to another site, and gets none.
+        assert not {k for k in http.options("/retrieve").headers if k.startswith("access-control")}
     assert reply.status_code == status
-    assert status == 200 or message in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("hosts", "status"), [((), 200), (("mine.example",), 400)])
+def test_a_server_for_other_machines_knows_every_name_unless_it_is_given_some(hosts, status):
+    with client(host="0.0.0.0", keys=(KEY,), hosts=hosts) as http:
+        headers = {"Host": "any.example", "X-API-Key": KEY}
+        assert http.post("/retrieve", json={"queries": []}, headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -76,7 +73,7 @@ def test_a_web_page_cannot_ask(headers, status, message):
     ],
 )
 def test_a_request_needs_one_of_the_keys(headers, status):
-    with client(Access(keys=(KEY, OTHER))) as http:
+    with client(keys=(KEY, OTHER)) as http:
         for path, body in (("/retrieve", {"queries": ["q"]}), ("/metrics", None)):
             method = "GET" if body is None else "POST"
             reply = http.request(method, path, json=body, headers=headers)
@@ -85,36 +82,13 @@ def test_a_request_needs_one_of_the_keys(headers, status):
 
 
 def test_health_without_a_key_says_only_whether_the_server_is_ready():
-    with client(Access(keys=(KEY,))) as http:
+    with client(keys=(KEY,)) as http:
         assert http.get("/health").json().keys() == {"ready"}
         assert "corpus" in http.get("/health", headers={"X-API-Key": KEY}).json()
 
 
-def test_a_client_has_a_number_of_requests_in_progress():
-    class Gate(Echo):
-        opened, is_waiting = threading.Event(), threading.Event()
-
-        def search(self, queries, k):
-            if "q" in queries:
-                self.is_waiting.set()
-                self.opened.wait(20)
-            return super().search(queries, k)
-
-    gate, body = Gate(), {"queries": ["q"]}
-    with client(Access(per_client=1), gate) as http, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(http.post, "/retrieve", json=body)
-        gate.is_waiting.wait(20)
-        refused = http.post("/retrieve", json=body)
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        assert http.get("/health").status_code in (200, 503), "probes are never refused"
-        gate.opened.set()
-        assert first.result().status_code == 200
-        assert http.post("/retrieve", json=body).status_code == 200
-
-
 def test_the_client_of_a_retriever_sends_its_key(monkeypatch):
-    settings = Settings(access=Access(keys=(KEY,)), deadlines=Deadlines())
-    with serving(Echo(), settings) as (port, _):
+    with serving(Echo(), Settings(keys=(KEY,))) as (port, _):
         (refusal,) = RemoteRetriever(f"http://127.0.0.1:{port}").search(["q"], 1)
         assert isinstance(refusal, EffectError) and "API key" in str(refusal)
         monkeypatch.setenv("RAGRL_RETRIEVER_KEY", KEY)
@@ -124,15 +98,15 @@ def test_the_client_of_a_retriever_sends_its_key(monkeypatch):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
 def test_this_machine_alone_needs_no_key(host):
-    check_access(Access(), host)
+    check_access(Settings(host))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "", "no.such.host.invalid"])
 def test_other_machines_need_a_key_unless_it_is_refused(host):
     with pytest.raises(UserError, match="--no-api-key"):
-        check_access(Access(), host)
-    check_access(Access(keys=(KEY,)), host)
-    check_access(Access(is_open=True), host)
+        check_access(Settings(host))
+    check_access(Settings(host, keys=(KEY,)))
+    check_access(Settings(host, is_open=True))
 
 
 def test_the_server_of_a_benchmark_ignores_the_key_of_the_environment(monkeypatch):
@@ -147,7 +121,7 @@ def test_the_server_of_a_benchmark_ignores_the_key_of_the_environment(monkeypatc
     with pytest.raises(Command) as call, bench._started():
         pass
     _, _, _, *arguments = call.value.args[0]
-    assert serving_settings(_parse(arguments)).access.keys == ()
+    assert serving_settings(_parse(arguments))[1].keys == ()
 
 
 def test_keys_come_from_a_file_or_the_environment(tmp_path):
@@ -175,10 +149,9 @@ def test_keys_that_are_weak_are_refused_and_not_shown(tmp_path, text, message):
     [
         (["--host", "0.0.0.0"], "--no-api-key"),
         (["--api-key-file", "nowhere"], "cannot read the API keys"),
-        (["--log-texts"], "--access-log"),
-        (["--head-deadline", "0"], "a head deadline of 0"),
+        (["--allow-host", "a.*.example"], "give NAME"),
         (["--deadline", "-1"], "a deadline of -1"),
-        (["--connections", "2"], "at least 4 connections"),
+        (["--batch", "9", "--waiting", "8"], "at least a batch"),
     ],
 )
 @pytest.mark.parametrize("command", [["serve"], ["serve", "retriever", "nowhere"]])
