@@ -216,7 +216,8 @@ def bench_retrieval(
     if repeated_names := [name for name in names if names.count(name) > 1]:
         raise UserError(f"two sets are called {repeated_names[0]!r}: name them, NAME=...")
     workdir.mkdir(parents=True, exist_ok=True)
-    file, rows = workdir / "rows.jsonl", []
+    file = workdir / "rows.jsonl"
+    rows: list[Row] = []
     load = functools.cache(lambda: load_llm(parse_llm(llm), None, "", Shapes())) if llm else None
     # Cells that failed in an earlier call are measured again.
     filter_rows(file, lambda row: "error" not in row)

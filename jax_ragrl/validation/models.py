@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -140,7 +141,7 @@ def check_memory(job: Job) -> Iterator[Finding]:
     limit = stats.get("bytes_limit")
     # Roles without their own policy share the policy of the config.
     folders = dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | dict(job.policies)
-    dtypes = {"dtype": job.compute_dtype, "remat": job.remat}
+    dtypes: dict[str, Any] = {"dtype": job.compute_dtype, "remat": job.remat}
     policies = {
         name: PlannedPolicy(folder, dataclasses.replace(config_named(folder), **dtypes), job.lora)
         for name, folder in folders.items()
