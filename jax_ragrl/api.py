@@ -11,8 +11,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.overrides import load_config as read_config
-from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import local
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
@@ -30,6 +28,8 @@ from jax_ragrl.run.inference import (
     roll_out_texts,
     trained_policies,
 )
+from jax_ragrl.run.overrides import load_config as read_config
+from jax_ragrl.run.overrides import override
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.compile_cache import enable_compile_cache
 from jax_ragrl.systems.base import Recipe

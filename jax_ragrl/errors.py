@@ -47,8 +47,8 @@ class SafeError(Exception):
     """An error whose text may be printed and stored."""
 
     def __str__(self) -> str:
-        """Returns the message as `safe_line`."""
-        return safe_line(super().__str__())
+        """Returns the message as `safe_line`; several messages are joined."""
+        return safe_line("; ".join(map(str, self.args)))
 
 
 class UserError(SafeError):

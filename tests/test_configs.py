@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
-from jax_ragrl.config.kinds import BM25Index, VectorIndex
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import over_roles
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import job_with_overrides
 from jax_ragrl.experiments.arms import cell_values, cells_of, load_experiment
 from jax_ragrl.experiments.claims import PAPERS as CLAIM_FILES
+from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.run.config import FileData, load_job, system_module
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.sampling.sampler import Shapes

@@ -27,7 +27,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.corpus.formats import FORMATS, load_passages, load_questions
 from jax_ragrl.corpus.formats.html_text import html_sections
@@ -36,6 +35,7 @@ from jax_ragrl.models import safetensors_io
 from jax_ragrl.models.hf import load_decoder, read_config
 from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.run.config import load_job
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from tests.corpus.test_documents import pdf
 from tests.rollout.tape import Tape

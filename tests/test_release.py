@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 import jax_ragrl
-from jax_ragrl.config.overrides import load_config
+from jax_ragrl.run.overrides import load_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

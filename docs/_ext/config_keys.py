@@ -13,13 +13,12 @@ from jax_ragrl.config.keys import (
     SECTIONS,
     default_text,
     descriptions,
-    fields_of,
-    is_section,
     only_value,
     sections_in,
     sentences_about,
     type_name,
 )
+from jax_ragrl.config.schema import fields_of, is_section
 
 
 class Key(NamedTuple):

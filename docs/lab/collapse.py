@@ -17,11 +17,11 @@ from types import MappingProxyType
 import numpy as np
 from ml_collections import ConfigDict
 
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.systems.base import Recipe, path_from_root
 from jax_ragrl.systems.c3po.recipe import Settings as PaperSettings
 from jax_ragrl.systems.c3po.recipe import recipe as paper_recipe

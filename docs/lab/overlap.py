@@ -30,13 +30,13 @@ from typing import Any
 
 import jax
 
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.rollout.waiting import DEVICE
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.compile_cache import compile_seconds
 from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies, turns_to_train

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.kinds import LISTWISE
 from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
@@ -23,6 +22,7 @@ from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluation.suite import DataSet, parse_data
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.kinds import LISTWISE
 from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
 from jax_ragrl.run.components import load_llm

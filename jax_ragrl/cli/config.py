@@ -7,10 +7,10 @@ import json
 import textwrap
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, parse_numbers, print_json
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
 from jax_ragrl.config.shipped_configs import shipped_configs
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.overrides import load_config
 
 PLAN = (
     "Compute the memory that --config=FILE needs per device, the operations and the traffic of its "

@@ -168,8 +168,8 @@ def _reading(options: argparse.Namespace) -> Reading:
 
 
 def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.config.kinds import HASHED_WORDS
     from jax_ragrl.retrieval.index import run_index
+    from jax_ragrl.retrieval.kinds import HASHED_WORDS
 
     return run_index(
         corpus_path=options.corpus,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import DEFAULT_CONFIG, AddCommand, show
 from jax_ragrl.cli.serving import add_serving_options, serving_settings
-from jax_ragrl.config.kinds import LLM, OpenAIConfig
-from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
+from jax_ragrl.llm.kinds import LLM, OpenAIConfig
+from jax_ragrl.run.overrides import load_config, override
 
 if TYPE_CHECKING:
     from jax_ragrl.run.components import Components

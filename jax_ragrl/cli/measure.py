@@ -13,9 +13,9 @@ from typing import Any
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand
 from jax_ragrl.config.arguments import natural, positive
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.overrides import load_config
 
 Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
 

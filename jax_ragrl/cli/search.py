@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from jax_ragrl.cli.common import AddCommand, show
 from jax_ragrl.cli.serving import add_serving_options, serving_settings
 from jax_ragrl.config.arguments import CONFIG_HELP, positive
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.run.overrides import load_config
 
 if TYPE_CHECKING:
     from jax_ragrl.retrieval.base import Retriever

@@ -21,9 +21,9 @@ from jax_ragrl.cli.common import (
     show,
 )
 from jax_ragrl.config.arguments import natural
-from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.overrides import load_config, override
 
 if TYPE_CHECKING:
     from jax_ragrl.experiments.seeds import WarmUp

@@ -6,8 +6,8 @@ import argparse
 
 from jax_ragrl.cli.common import CONFIGS, MODEL_FORMS, AddCommand, parse_numbers, print_json
 from jax_ragrl.config.arguments import natural, positive
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
+from jax_ragrl.run.overrides import load_config
 
 FIRST_QUESTIONS = "number of questions to use, from the first; 0 = all"
 

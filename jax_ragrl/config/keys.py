@@ -5,7 +5,6 @@ The reference of the documentation and `ragrl config` use them.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import textwrap
@@ -14,7 +13,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.schema import kinds_in, section_class
+from jax_ragrl.config.schema import fields_of, is_section, kinds_of, members, section_class
 
 SECTIONS = re.compile(r"^\s*(Fields|Args|Attributes):\s*$")
 ENTRY = re.compile(r"^(\s+)([\w, `]+?)\s*(?:\([^)]*\))?:\s+(.*)$")
@@ -59,7 +58,7 @@ def config_keys(
             section = value if isinstance(value, Mapping) else {}
             # Another kind of the same section has other keys.
             own = default if type(default) is inner else None
-            kinds = kinds_in(hint)
+            kinds = kinds_of(hint)
             for key in config_keys(inner, section, f"{prefix}{name}.", own):
                 # A section shows the keys of its own kind alone.
                 if len(kinds) > 1 and key.name == f"{prefix}{name}.kind":
@@ -71,21 +70,6 @@ def config_keys(
         meaning = meanings.get(name, "") or only_value(hint) or sentences_about(text, name)
         default_words = default_text(default, is_required)
         yield ConfigKey(f"{prefix}{name}", value, default_words, type_name(hint), meaning)
-
-
-def fields_of(cls: Any) -> dict[str, tuple[Any, bool, Any]]:
-    """Returns type, whether it is required, and default of each field of a section."""
-    hints, missing = typing.get_type_hints(cls), dataclasses.MISSING
-    # A named tuple keeps its defaults in a mapping.
-    if not dataclasses.is_dataclass(cls):
-        defaults = cls._field_defaults
-        return {n: (hints[n], n not in defaults, defaults.get(n)) for n in cls._fields}
-    result = {}
-    for field in dataclasses.fields(cls):
-        factory = field.default_factory
-        default = field.default if factory is missing else factory()
-        result[field.name] = (hints[field.name], default is missing, default)
-    return result
 
 
 def descriptions(cls: Any) -> dict[str, str]:
@@ -143,26 +127,20 @@ def sentences_about(docstring: str, name: str) -> str:
     return " ".join(matches)
 
 
-def is_section(hint: Any) -> bool:
-    """Whether a type is a section of keys."""
-    named = isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
-    return named or (isinstance(hint, type) and dataclasses.is_dataclass(hint))
-
-
 def sections_in(hint: Any) -> list[tuple[str, type]]:
     """Returns the dataclasses that a type holds, each with the text after the key's name."""
     if is_section(hint):
         return [("", hint)]
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return [pair for arg in args for pair in sections_in(arg)]
-    if origin is tuple and len(args) == 2 and args[1] is ...:
+    args, options = typing.get_args(hint), members(hint)
+    if typing.get_origin(hint) is tuple and args[1:] == (...,):
         return [(f"[i]{after}", cls) for after, cls in sections_in(args[0])]
-    return []
+    return [] if options == [hint] else [pair for each in options for pair in sections_in(each)]
 
 
 def type_name(hint: Any) -> str:
-    """Returns a type in words."""
+    """Returns a type in words, without the range of a number."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return type_name(typing.get_args(hint)[0])
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         names = list(dict.fromkeys(type_name(a) for a in args if a is not type(None)))

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from jax_ragrl.config.ranges import Count, Natural
 from jax_ragrl.errors import UserError
 from jax_ragrl.text.words import UNSPACED, Span, word_spans
 from jax_ragrl.types import Passage
@@ -62,8 +63,8 @@ class Chunks:
       overlap: the maximum size of the sentences that a chunk repeats from the one before it.
     """
 
-    size: int = 200
-    overlap: int = 40
+    size: Count = 200
+    overlap: Natural = 40
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < self.size:

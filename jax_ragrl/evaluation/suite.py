@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.kinds import BM25Index, parse_local_index
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import FORMATS, detect
@@ -41,6 +40,7 @@ from jax_ragrl.evaluation.table import (
 )
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
+from jax_ragrl.retrieval.kinds import BM25Index, parse_local_index
 from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.rollout.costs import FREE
 from jax_ragrl.run.checkpoint_name import parse_run

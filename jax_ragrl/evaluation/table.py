@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.corpus.formats.own import NO_FIELDS
@@ -54,6 +53,7 @@ from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.mistakes import count_mistakes
+from jax_ragrl.run.overrides import override
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.predictions import prediction_rows, write_predictions
 from jax_ragrl.run.world_folder import READER, load_reader

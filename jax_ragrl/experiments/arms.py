@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.ranges import Natural
 from jax_ragrl.config.schema import build
 from jax_ragrl.config.snapshot import load_saved_config, save_config
 from jax_ragrl.errors import UserError
@@ -35,6 +35,7 @@ from jax_ragrl.experiments.stages import (
     train_and_evaluate,
 )
 from jax_ragrl.run.config import load_job
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_json
 
 # In the folder of a cell that shares a training: how it was trained, and the strategy.
@@ -111,7 +112,7 @@ class Experiment:
     training_seeds: tuple[int, ...] = (0, 1, 2)
     world_seeds: tuple[int, ...] = (0,)
     warm_start_seeds: tuple[int, ...] = (0,)
-    test_questions: int = 400
+    test_questions: Natural = 400
 
     def __post_init__(self) -> None:
         if self.baseline not in self.arms:

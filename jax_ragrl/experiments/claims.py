@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.errors import UserError
@@ -34,6 +33,7 @@ from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
 from jax_ragrl.experiments.pairs import decide as decide_pair
 from jax_ragrl.experiments.seeds import markdown
 from jax_ragrl.experiments.statistics import points
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.revision import device_name, revision
 

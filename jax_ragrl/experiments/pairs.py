@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jax_ragrl.config.ranges import NotNegative
 from jax_ragrl.errors import UserError
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -34,7 +35,7 @@ class Pair:
     second: str
     metric: str = "f1"
     kind: str = HIGHER
-    margin: float = 0.0
+    margin: NotNegative = 0.0
     among: str = ""
     second_metric: str = ""
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_ragrl.config.kinds import Index
 from jax_ragrl.config.schema import convert
 from jax_ragrl.config.snapshot import LOCATION_KEYS
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.experiments.experiment import paired_gain, result_row, stored_row
 from jax_ragrl.experiments.seeds import DONE, ensure_warm_up, markdown
 from jax_ragrl.experiments.warm_folder import WarmFolder, warm_settings
+from jax_ragrl.retrieval.kinds import Index
 from jax_ragrl.retrieval.recall import corpus_fingerprints
 from jax_ragrl.run.components import (
     Components,

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
@@ -23,6 +22,7 @@ from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.lock import lock_unless_done
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json

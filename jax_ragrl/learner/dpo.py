@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_ragrl.config.ranges import NotNegative, Positive
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.gradients import (
     Gradient,
@@ -71,8 +72,8 @@ class Preference:
       margin: the credits of a pair differ by more than this.
     """
 
-    beta: float = 0.1
-    margin: float = 0.0
+    beta: Positive = 0.1
+    margin: NotNegative = 0.0
 
 
 def pairs_of(

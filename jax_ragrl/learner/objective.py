@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Gt
 from jax import Array
 
 from jax_ragrl.config.functions import named_function
+from jax_ragrl.config.ranges import NotNegative, Positive, Probability, Share
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit import advantages
 from jax_ragrl.errors import UserError
@@ -49,11 +52,11 @@ class KL:
 
     where: str = "reward"
     estimator: str = "k1"
-    coefficient: float = 0.005
-    target: float = 0.0
-    horizon: float = 10000.0
-    min_coefficient: float = 0.0
-    max_coefficient: float = 0.0
+    coefficient: NotNegative = 0.005
+    target: NotNegative = 0.0
+    horizon: Positive = 10000.0
+    min_coefficient: NotNegative = 0.0
+    max_coefficient: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         one_of("objective.kl.where", self.where, PLACES)
@@ -105,22 +108,22 @@ class Objective:
     """
 
     loss: str = "clipped_policy_loss"
-    eps_low: float = 0.2
-    eps_high: float = 0.2
-    dual_clip: float = 3.0
-    importance_weight_cap: float = 0.0
+    eps_low: Probability = 0.2
+    eps_high: Positive = 0.2
+    dual_clip: Annotated[float, Gt(1)] = 3.0
+    importance_weight_cap: NotNegative = 0.0
     critic: str = "own"
     value_loss: str = "clipped"
-    value_clip: float = 0.2
-    value_coefficient: float = 0.1
+    value_clip: Positive = 0.2
+    value_coefficient: NotNegative = 0.1
     advantage: str = "whitened_gae"
     gae_span: str = "turn"
-    gamma: float = 1.0
-    lam: float = 0.95
+    gamma: Share = 1.0
+    lam: Share = 0.95
     kl: KL = KL()
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: NotNegative = 0.0
     aggregation: str = "token_mean"
-    role_weights: tuple[tuple[str, float], ...] = ()
+    role_weights: tuple[tuple[str, NotNegative], ...] = ()
     skip_zero_advantage: bool = False
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import optax
 
+from jax_ragrl.config.ranges import BelowOne, Count, NotNegative, Positive, Share
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 
@@ -31,32 +32,24 @@ class Optimizer:
       minibatches: optimizer steps per pass.
     """
 
-    policy_lr: float
-    value_lr: float = 0.0
+    policy_lr: NotNegative
+    value_lr: NotNegative = 0.0
     schedule: str = "cosine"
-    warmup_fraction: float = 0.0
-    final_lr_fraction: float = 0.1
-    b1: float = 0.9
-    b2: float = 0.999
-    weight_decay: float = 0.0
+    warmup_fraction: BelowOne = 0.0
+    final_lr_fraction: Share = 0.1
+    b1: BelowOne = 0.9
+    b2: BelowOne = 0.999
+    weight_decay: NotNegative = 0.0
     moment_dtype: str = "float32"
-    max_grad_norm: float = 1.0
-    epochs: int = 1
-    minibatches: int = 1
+    max_grad_norm: Positive = 1.0
+    epochs: Count = 1
+    minibatches: Count = 1
 
     def __post_init__(self) -> None:
         for name in ("policy_lr", "value_lr"):
             check_rate(f"optimizer.{name}", getattr(self, name))
         for name, choices in (("schedule", SCHEDULES), ("moment_dtype", MOMENTS)):
             one_of(f"optimizer.{name}", getattr(self, name), choices)
-        for name in ("epochs", "minibatches"):
-            if (value := getattr(self, name)) < 1:
-                raise UserError(f"optimizer.{name} is {value}: nothing would be trained, use 1")
-        if not 0 <= self.warmup_fraction < 1:
-            raise UserError(
-                f"optimizer.warmup_fraction is {self.warmup_fraction:g}: it is a fraction of all "
-                "steps and must be 0 or more and below 1"
-            )
 
     @property
     def steady(self) -> bool:

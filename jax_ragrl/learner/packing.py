@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from jax_ragrl.config.ranges import Count, Lengths, Natural
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.grammars import RoleGrammars
 from jax_ragrl.rollout.tree import Forest
@@ -99,9 +100,9 @@ class Layout:
         twice as often from length `PLAIN_FROM` on.
     """
 
-    row_lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
-    tokens_per_device: int = 8192
-    max_batch_halvings: int = 0
+    row_lengths: Lengths = (128, 256, 512, 1024, 2048, 4096)
+    tokens_per_device: Count = 8192
+    max_batch_halvings: Natural = 0
 
     def __post_init__(self) -> None:
         ascending = self.row_lengths and list(self.row_lengths) == sorted({*self.row_lengths})

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from jax_ragrl.config.ranges import Count, Natural, NotNegative
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.optimizer import Optimizer, check_rate
 from jax_ragrl.learner.packing import Turn, group_turns
@@ -31,10 +32,10 @@ class Phase:
       kl_coefficient: KL coefficient in this phase; 0: that of the run.
     """
 
-    steps: int
+    steps: Count
     roles: tuple[str, ...]
-    policy_lr: float = 0.0
-    kl_coefficient: float = 0.0
+    policy_lr: NotNegative = 0.0
+    kl_coefficient: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         check_rate("schedule.phases policy_lr", self.policy_lr)
@@ -52,19 +53,13 @@ class Schedule:
     """
 
     phases: tuple[Phase, ...] = ()
-    role_periods: tuple[tuple[str, int], ...] = ()
-    joint_steps: int = 0
+    role_periods: tuple[tuple[str, Count], ...] = ()
+    joint_steps: Natural = 0
 
     def __post_init__(self) -> None:
         if self.phases and self.role_periods:
             raise UserError(
                 "schedule has both phases and role_periods, which exclude each other: remove one"
-            )
-        lengths = [phase.steps for phase in self.phases] + [n for _, n in self.role_periods]
-        if any(n < 1 for n in lengths):
-            raise UserError(
-                "schedule has a phase or a period below 1, in which nothing could be trained: "
-                "remove it"
             )
 
     def phase_number(self, step: int) -> int:

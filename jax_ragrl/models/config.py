@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_ragrl.config.ranges import Count, Natural, Positive
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import IMPLEMENTATIONS
@@ -73,28 +74,28 @@ class DecoderConfig:
         sampled nor part of a probability. 0: all rows are tokens.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float = 1e6
-    rms_norm_eps: float = 1e-6
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_layers: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    rope_theta: Positive = 1e6
+    rms_norm_eps: Positive = 1e-6
     tie_embeddings: bool = True
     qkv_bias: bool = False
     qk_norm: bool = True
     rope_scaling: RopeScaling | None = None
-    sliding_window: int | None = None
-    sliding_layers: tuple[int, ...] = ()
-    max_positions: int = 32768
+    sliding_window: Count | None = None
+    sliding_layers: tuple[Natural, ...] = ()
+    max_positions: Count = 32768
     dtype: str = "float32"
     param_dtype: str = "float32"
     remat: str = "none"
-    scan_unroll: int = 1
+    scan_unroll: Count = 1
     attention_impl: str = "auto"
-    num_tokens: int = 0
+    num_tokens: Natural = 0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -21,6 +21,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
+from jax_ragrl.config.ranges import Count, Positive
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf, safetensors_io
@@ -44,8 +45,8 @@ class LoRAConfig:
       targets: the names of the projections that are adapted.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: Count = 16
+    alpha: Positive = 32.0
     targets: tuple[str, ...] = ATTENTION + MLP
 
     def __post_init__(self) -> None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge
 from jax import Array
 
+from jax_ragrl.config.ranges import Count, Positive
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 
@@ -37,13 +40,13 @@ class RopeScaling:
     """
 
     kind: str
-    factor: float
-    original_max_positions: int = 8192
-    low_freq: float = 1.0
-    high_freq: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
+    factor: Annotated[float, Ge(1)]
+    original_max_positions: Count = 8192
+    low_freq: Positive = 1.0
+    high_freq: Positive = 4.0
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    attention_factor: Positive | None = None
     truncate: bool = True
 
     def __post_init__(self) -> None:

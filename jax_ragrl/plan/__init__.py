@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Le
 from jax.sharding import Mesh
 
-from jax_ragrl.config.kinds import LLM, Index, NoLLMConfig, VectorIndex, WorldReaderConfig
+from jax_ragrl.config.ranges import Count, MeshSizes
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
+from jax_ragrl.llm.kinds import LLM, NoLLMConfig, WorldReaderConfig
 from jax_ragrl.models import hub
 from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig, param_count
@@ -42,6 +44,7 @@ from jax_ragrl.plan.speed import (
     least_times,
     update_passes,
 )
+from jax_ragrl.retrieval.kinds import Index, VectorIndex
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import OFF
@@ -74,14 +77,14 @@ class PlanConfig:
     optimizer: Optimizer
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
-    mesh: tuple[int, ...] = ALL_DEVICES
+    mesh: MeshSizes = ALL_DEVICES
     compute_dtype: str = "bfloat16"
     remat: str = "full"
     attention: str = "auto"
-    width: int = 1
+    width: Count = 1
     nucleus: bool = True
     learners: tuple[str, ...] = ("policy",)
-    staleness: int = 0
+    staleness: Annotated[int, Ge(0), Le(1)] = 0
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
     judge: LLM = NoLLMConfig()
@@ -89,7 +92,7 @@ class PlanConfig:
     policy: str | None = None
     policies: tuple[tuple[str, str], ...] = ()
     preference: Preference | None = None
-    rollouts: int = 1
+    rollouts: Count = 1
     guard: Guard = Guard()
 
 

@@ -17,16 +17,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_ragrl.config.kinds import (
-    HASHED_WORDS,
-    LISTWISE,
-    LLM,
-    Index,
-    LocalLLMConfig,
-    PipelineIndex,
-    VectorIndex,
-)
 from jax_ragrl.errors import UserError
+from jax_ragrl.llm.kinds import LLM, LocalLLMConfig
 from jax_ragrl.models import encoder, hf, text_batches
 from jax_ragrl.models.by_name import model_config
 from jax_ragrl.models.config import DecoderConfig, layer_weights
@@ -52,6 +44,7 @@ from jax_ragrl.retrieval.exact import (
     stream_rows,
 )
 from jax_ragrl.retrieval.index import INT8
+from jax_ragrl.retrieval.kinds import HASHED_WORDS, LISTWISE, Index, PipelineIndex, VectorIndex
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import SAMPLING_RULES

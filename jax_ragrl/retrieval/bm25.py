@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.chunks import WORDS
 from jax_ragrl.corpus.passages import Corpus, passage_text
 from jax_ragrl.errors import UserError
@@ -40,6 +39,7 @@ from jax_ragrl.retrieval.description import (
     read_description,
     reading_facts,
 )
+from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.progress import track

@@ -13,10 +13,10 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from jax_ragrl.config.kinds import BM25Index, PipelineIndex
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
+from jax_ragrl.retrieval.kinds import BM25Index, PipelineIndex
 
 FILE = "index.json"
 PASSAGES = "passages"

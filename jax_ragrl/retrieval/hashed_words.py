@@ -20,9 +20,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from jax_ragrl.config.kinds import HASHED_WORDS
 from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.kinds import HASHED_WORDS
 from jax_ragrl.text.words import search_words
 from jax_ragrl.types import Passage
 

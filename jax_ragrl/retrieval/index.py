@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.kinds import HASHED_WORDS, check_dtype, check_recall
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS, Chunks, Units
@@ -53,6 +52,7 @@ from jax_ragrl.retrieval.embed import Encoder, KnownVectors, embed
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.int8 import Int8Searcher, write_int8
+from jax_ragrl.retrieval.kinds import HASHED_WORDS, check_dtype, check_recall
 from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.retrieval.scann import (

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jax_ragrl.config.ranges import NotNegative
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import SEARCH, Action, Call, Forest, Record
 
@@ -24,9 +25,9 @@ class Prices:
       dollars_per_search: for one search, whatever it returns.
     """
 
-    dollars_per_million_prompt_tokens: float = 0.0
-    dollars_per_million_completion_tokens: float = 0.0
-    dollars_per_search: float = 0.0
+    dollars_per_million_prompt_tokens: NotNegative = 0.0
+    dollars_per_million_completion_tokens: NotNegative = 0.0
+    dollars_per_search: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         for name, price in dataclasses.asdict(self).items():

@@ -14,19 +14,6 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_ragrl.config.kinds import (
-    HASHED_WORDS,
-    LLM,
-    BM25Index,
-    Index,
-    LocalLLMConfig,
-    NoLLMConfig,
-    OpenAIConfig,
-    PipelineIndex,
-    RemoteIndex,
-    ServerIndex,
-    VectorIndex,
-)
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.chunks import WORDS, Units
 from jax_ragrl.corpus.data_path import data_path
@@ -37,6 +24,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.cache import FILE as CACHE_FILE
 from jax_ragrl.llm.executors import WorldExecutors
+from jax_ragrl.llm.kinds import LLM, LocalLLMConfig, NoLLMConfig, OpenAIConfig
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.by_name import model_config, resolve_model
@@ -61,6 +49,15 @@ from jax_ragrl.retrieval.index import (
     make_encoder,
     open_index,
     units_of,
+)
+from jax_ragrl.retrieval.kinds import (
+    HASHED_WORDS,
+    BM25Index,
+    Index,
+    PipelineIndex,
+    RemoteIndex,
+    ServerIndex,
+    VectorIndex,
 )
 from jax_ragrl.retrieval.measures import example_names
 from jax_ragrl.retrieval.remote import RemoteRetriever

@@ -7,20 +7,11 @@ import functools
 import importlib.util
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from jax_ragrl.config.kinds import (
-    LLM,
-    Index,
-    LocalLLMConfig,
-    NoLLMConfig,
-    OpenAIConfig,
-    RemoteIndex,
-    ServerIndex,
-    Thinking,
-    VectorIndex,
-    WorldReaderConfig,
-)
+from annotated_types import Ge, Le
+
+from jax_ragrl.config.ranges import Count, MeshSizes, Natural, Share
 from jax_ragrl.config.schema import build, convert, kinds_of, one_of
 from jax_ragrl.corpus.chunks import Chunks
 from jax_ragrl.corpus.formats.own import check_fields
@@ -30,10 +21,19 @@ from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.policies import Schedule
+from jax_ragrl.llm.kinds import (
+    LLM,
+    LocalLLMConfig,
+    NoLLMConfig,
+    OpenAIConfig,
+    Thinking,
+    WorldReaderConfig,
+)
 from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.by_name import TINY as TINY
 from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
+from jax_ragrl.retrieval.kinds import Index, RemoteIndex, ServerIndex, VectorIndex
 from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.system import check_members
@@ -62,10 +62,10 @@ class WorldData:
         current facts.
     """
 
-    seed: int = 0
-    size: int = 240
-    famous_fraction: float = 0.3
-    hops: tuple[int, ...] = (1, 2, 3, 4)
+    seed: Natural = 0
+    size: Count = 240
+    famous_fraction: Share = 0.3
+    hops: tuple[Count, ...] = (1, 2, 3, 4)
     outdated_relations: tuple[str, ...] = ()
 
 
@@ -93,8 +93,8 @@ class FileData:
     train: str
     dev: str
     test: str
-    max_train_per_file: int = 0
-    train_per_file: tuple[int, ...] = ()
+    max_train_per_file: Natural = 0
+    train_per_file: tuple[Natural, ...] = ()
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -167,23 +167,23 @@ class Run:
       trackio_project: a project of Trackio, likewise.
     """
 
-    steps: int
-    questions_per_step: int = 16
+    steps: Natural
+    questions_per_step: Count = 16
     lockstep: bool = True
-    staleness: int = 0
+    staleness: Annotated[int, Ge(0), Le(1)] = 0
     compile_ahead: bool = False
     other_versions: bool = False
-    save_every: int = 5
-    eval_every: int = 5
+    save_every: Count = 5
+    eval_every: Count = 5
     eval_before_training: bool = True
-    patience: int = 0
-    token_budget: int = 0
-    dev_questions: int = 64
-    test_questions: int = 300
+    patience: Natural = 0
+    token_budget: Natural = 0
+    dev_questions: Natural = 64
+    test_questions: Natural = 300
     fixed_strategies: bool = True
-    save_trees_every: int = 5
-    trees_per_save: int = 2
-    role_gradients_every: int = 0
+    save_trees_every: Count = 5
+    trees_per_save: Natural = 2
+    role_gradients_every: Natural = 0
     baseline_style: str = "c3po_tiny"
     wandb_project: str = ""
     mlflow_experiment: str = ""
@@ -275,9 +275,9 @@ class Job:
     compute_dtype: str = "float32"
     remat: str = "none"
     attention: str = "auto"
-    mesh: tuple[int, ...] = ()
+    mesh: MeshSizes = ()
     train_forced: bool = True
-    seed: int = 0
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         # Check now, not when a model is built: building the index before that may take hours.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.config.ranges import Bound, Count
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
@@ -68,9 +69,9 @@ class Guard:
       dev_drop: the best dev score so far minus this one, in standard errors of their difference.
     """
 
-    bounds: tuple[tuple[str, float, float], ...] = ()
-    patience: int = 3
-    baseline_steps: int = 3
+    bounds: tuple[tuple[str, Bound, Bound], ...] = ()
+    patience: Count = 3
+    baseline_steps: Count = 3
     logp_rewarded: Limit = Limit(1.5)
     valid_frac: Limit = Limit(0.5)
     update_kl: Limit = Limit(1.0, UNDO)

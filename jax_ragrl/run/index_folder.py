@@ -8,11 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jax_ragrl.config.kinds import (
-    LISTWISE,
-    BM25Index,
-    PipelineIndex,
-)
 from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.passages import Corpus
@@ -22,6 +17,7 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
 from jax_ragrl.retrieval.description import FILE, read_description
 from jax_ragrl.retrieval.index import KINDS, open_index, read_corpus, with_gold
+from jax_ragrl.retrieval.kinds import LISTWISE, BM25Index, PipelineIndex
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.run.components import load_retriever, section_units
 from jax_ragrl.run.pipeline import (

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jax_ragrl.config.ranges import Positive
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.run.metric_names import metric_of
 
@@ -41,7 +42,7 @@ class Limit:
         the fifth one in a row stops the run); `stop`. Empty: the default of the indicator.
     """
 
-    threshold: float = math.nan
+    threshold: Positive = math.nan
     action: str = ""
 
     def __post_init__(self) -> None:

@@ -8,14 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jax_ragrl.config.kinds import (
-    LISTWISE,
-    BM25Index,
-    PipelineIndex,
-    RemoteIndex,
-    SingleIndex,
-    VectorIndex,
-)
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
@@ -23,6 +15,14 @@ from jax_ragrl.llm.listwise import ListwiseReranker
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import FILE, encoder_source, read_description
 from jax_ragrl.retrieval.fuse import FusedRetriever
+from jax_ragrl.retrieval.kinds import (
+    LISTWISE,
+    BM25Index,
+    PipelineIndex,
+    RemoteIndex,
+    SingleIndex,
+    VectorIndex,
+)
 from jax_ragrl.retrieval.rerank import RerankedRetriever, Reranker, load_cross_encoder
 from jax_ragrl.runtime.multihost import process_zero_first
 

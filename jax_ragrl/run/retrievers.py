@@ -6,12 +6,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jax_ragrl.config.kinds import Index, ServerIndex
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.index import load_indexed, stored_corpus
+from jax_ragrl.retrieval.kinds import Index, ServerIndex
 from jax_ragrl.run.components import index_folder, load_data, load_retriever, server_retriever
 from jax_ragrl.run.config import Data, parse_index, with_default_index
 from jax_ragrl.run.index_folder import open_folder as open_index_folder

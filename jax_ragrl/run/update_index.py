@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.kinds import HASHED_WORDS, BM25Index, PipelineIndex
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS
 from jax_ragrl.corpus.passages import Corpus
@@ -35,6 +34,7 @@ from jax_ragrl.retrieval.description import (
 from jax_ragrl.retrieval.embed import KnownVectors
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index, reading_of, reload_encoder, stored_corpus
+from jax_ragrl.retrieval.kinds import HASHED_WORDS, BM25Index, PipelineIndex
 from jax_ragrl.retrieval.shards import MappedArray
 from jax_ragrl.run.index_folder import build_section
 from jax_ragrl.runtime.jsonl import write_json

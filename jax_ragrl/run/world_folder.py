@@ -10,13 +10,13 @@ import json
 import pathlib
 from typing import Any
 
-from jax_ragrl.config.kinds import WorldReaderConfig
 from jax_ragrl.config.schema import build, local
 from jax_ragrl.corpus.formats.flashrag import save_questions
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
+from jax_ragrl.llm.kinds import WorldReaderConfig
 from jax_ragrl.run.config import WorldData, json_object
 from jax_ragrl.runtime.jsonl import write_json
 

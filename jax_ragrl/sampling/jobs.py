@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jax_ragrl.config.ranges import Count, Lengths, Natural
 from jax_ragrl.errors import UserError
 from jax_ragrl.sampling.batches import cache_sizes
 
@@ -100,15 +101,15 @@ class Shapes:
         and those that begin equally, take less of it. 0: as much room as all slots have.
     """
 
-    prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS
-    batch_sizes: tuple[int, ...] = (1, 4, 16, 64)
-    max_new_tokens: int = 64
-    max_prompt_tokens: int = 16384
-    initial_cache_size: int = 128
-    copies: tuple[int, ...] = ()
-    decode_rows: int = 0
-    slot_tokens: int = 0
-    kept_contexts: int = 0
+    prompt_lengths: Lengths = PROMPT_LENGTHS
+    batch_sizes: Lengths = (1, 4, 16, 64)
+    max_new_tokens: Count = 64
+    max_prompt_tokens: Count = 16384
+    initial_cache_size: Count = 128
+    copies: Lengths = ()
+    decode_rows: Natural = 0
+    slot_tokens: Natural = 0
+    kept_contexts: Natural = 0
 
     def __post_init__(self) -> None:
         if self.copies and (self.copies[0] != 1 or sorted({*self.copies}) != [*self.copies]):

@@ -6,10 +6,10 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_ragrl.config.kinds import BM25Index, Index
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.kinds import BM25Index, Index
 from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Data, Job, load_job, with_default_index
 from jax_ragrl.types import Question
@@ -42,7 +42,7 @@ def validate(
     written, and each endpoint is asked once.
 
     Args:
-      values: the nested values of a config, see `config.overrides.load_config`.
+      values: the nested values of a config, see `run.overrides.load_config`.
       workdir: the folder of the run, which may hold an index; None: only `index.folder` is known.
       quick: leaves out the checks that ask endpoints or load models.
     """

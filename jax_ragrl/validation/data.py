@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from jax_ragrl.config.kinds import BM25Index, Index, ServerIndex, VectorIndex
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.passages import fingerprint
@@ -17,6 +16,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import check_bm25_settings
 from jax_ragrl.retrieval.description import encoder_source, read_description
 from jax_ragrl.retrieval.index import FILE, folder_of
+from jax_ragrl.retrieval.kinds import BM25Index, Index, ServerIndex, VectorIndex
 from jax_ragrl.retrieval.lengths import describe_long, long_passages
 from jax_ragrl.retrieval.measures import example_names, missing_gold
 from jax_ragrl.run.components import (

@@ -8,18 +8,13 @@ from typing import Any
 
 import jax
 
-from jax_ragrl.config.kinds import (
-    LLM,
-    LocalLLMConfig,
-    OpenAIConfig,
-    ServerIndex,
-    WorldReaderConfig,
-)
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.kinds import LLM, LocalLLMConfig, OpenAIConfig, WorldReaderConfig
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.chat import compare_chat
 from jax_ragrl.plan import PlannedPolicy, config_named, state_bytes
+from jax_ragrl.retrieval.kinds import ServerIndex
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.run.components import compare_with_roles, mesh_for, server_retriever

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jax_ragrl.config.kinds import NoLLMConfig, WorldReaderConfig
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
+from jax_ragrl.llm.kinds import NoLLMConfig, WorldReaderConfig
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.policy import PolicySampler

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
+from jax_ragrl.config.ranges import Count, MeshSizes, Natural
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.formats.files import Record, field, read_records
 from jax_ragrl.errors import UserError
@@ -146,16 +147,16 @@ class WarmStart:
     data: DemoData
     optimizer: Optimizer
     policy: str = TINY
-    epochs: int = 3
-    steps: int = 0
-    batch_size: int = 512
-    save_every: int = 0
+    epochs: Count = 3
+    steps: Natural = 0
+    batch_size: Count = 512
+    save_every: Natural = 0
     lora: LoRAConfig | None = None
     packing: Layout = Layout()
-    mesh: tuple[int, ...] = ()
+    mesh: MeshSizes = ()
     compute_dtype: str = "float32"
     remat: str = "none"
-    seed: int = 0
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         check_one_step_per_batch(self.optimizer)

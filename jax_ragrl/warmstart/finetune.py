@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from jax_ragrl.config.kinds import LLM, Index, VectorIndex, WorldReaderConfig
+from jax_ragrl.config.ranges import Count, Natural
 from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World
@@ -31,12 +31,14 @@ from jax_ragrl.learner.imitation import (
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.state import Policy, prepare, sampling_model, trained_decoder
+from jax_ragrl.llm.kinds import LLM, WorldReaderConfig
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import merge_lora
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever, search_all
+from jax_ragrl.retrieval.kinds import Index, VectorIndex
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.components import index_folder, load_data, load_llm, load_policy, load_retriever
 from jax_ragrl.run.config import TINY, Data, with_default_index
@@ -86,22 +88,22 @@ class Finetune:
     """
 
     examples: str
-    steps: int
+    steps: Count
     optimizer: Optimizer
     data: Data
     index: Index = VectorIndex()
     policy: str = TINY
     writer: LLM = WorldReaderConfig()
     style: str = "baselines_tiny"
-    top_k: int = 5
-    batch_size: int = 32
-    save_every: int = 0
-    test_questions: int = 300
+    top_k: Count = 5
+    batch_size: Count = 32
+    save_every: Natural = 0
+    test_questions: Natural = 300
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
     compute_dtype: str = "float32"
     remat: str = "none"
-    seed: int = 0
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         one_of("config.examples", self.examples, EXAMPLES)

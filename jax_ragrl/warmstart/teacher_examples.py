@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 
+from jax_ragrl.config.ranges import Count, Natural
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.credit.assign import reachable_leaves
@@ -67,14 +68,14 @@ class Stage:
       hops: lengths of the chains of facts in questions.
     """
 
-    steps: int
+    steps: Count
     teacher: Mapping[str, Any]
-    passages_per_search: tuple[int, ...]
-    first_world_seed: int
+    passages_per_search: tuple[Count, ...]
+    first_world_seed: Natural
     only_correct: bool = False
-    questions_per_world: int = 120
-    known_facts_per_world: int = 80
-    hops: tuple[int, ...] = (1, 2, 3, 4)
+    questions_per_world: Count = 120
+    known_facts_per_world: Natural = 80
+    hops: tuple[Count, ...] = (1, 2, 3, 4)
 
 
 class WarmupTask(NamedTuple):

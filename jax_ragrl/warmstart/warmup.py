@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_ragrl.config.ranges import Count, Lengths, Natural, NotNegative, Positive
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
@@ -69,16 +70,16 @@ class Warmup:
     """
 
     stages: tuple[Stage, ...]
-    learning_rate: float
+    learning_rate: Positive
     model: DecoderConfig | None = None
     policy: str = ""
-    seed: int = 0
-    tokens_per_step: int = 6144
-    row_lengths: tuple[int, ...] = (48, 80, 112, 144, 176, 224)
-    prompt_loss_weight: float = 0.1
-    log_every: int = 50
-    save_every: int = 50
-    known_world_seed: int = 0
+    seed: Natural = 0
+    tokens_per_step: Count = 6144
+    row_lengths: Lengths = (48, 80, 112, 144, 176, 224)
+    prompt_loss_weight: NotNegative = 0.1
+    log_every: Count = 50
+    save_every: Natural = 50
+    known_world_seed: Natural = 0
 
 
 def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, WarmupTask]:

@@ -10,11 +10,11 @@ import ml_collections
 import pytest
 
 from jax_ragrl.config.keys import config_keys
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build, convert, problems
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.run import config as run_config
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.warmstart.demos import WarmStart
 
 

@@ -7,21 +7,14 @@ from typing import Any
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS
-from jax_ragrl.config.kinds import (
-    LLM,
-    Index,
-    LocalLLMConfig,
-    NoLLMConfig,
-    RemoteIndex,
-    VectorIndex,
-    WorldReaderConfig,
-)
-from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import convert, kinds_of
 from jax_ragrl.errors import UserError
+from jax_ragrl.llm.kinds import LLM, LocalLLMConfig, NoLLMConfig, WorldReaderConfig
 from jax_ragrl.retrieval.index import DTYPES, KINDS
+from jax_ragrl.retrieval.kinds import Index, RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.run.config import REMOTE, load_job
+from jax_ragrl.run.overrides import load_config, override
 
 FULL = [
     *("--config.policy=p", "--config.index.encoder=e", "--config.data.files.corpus=c"),

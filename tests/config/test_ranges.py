@@ -1,154 +1,130 @@
-"""Every numeric key of every shipped config refuses values that cannot be meant, by its name."""
+"""A number of a config is within the range that its field declares."""
+
+from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
+import pkgutil
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import pytest
+from annotated_types import Gt, Lt
 
-from jax_ragrl.config.ranges import RANGES, Range, check_range
-from jax_ragrl.config.schema import build
+from jax_ragrl.config.ranges import Bound, Count, Lengths, MeshSizes, NotNegative, Share
+from jax_ragrl.config.schema import build, convert, fields_of, is_section
 from jax_ragrl.errors import UserError
-from jax_ragrl.systems.c3po import TreeShape
-from jax_ragrl.validation.config import keys_of, kind_of
-from tests.test_configs import FULL, PRESETS, REAL, TINY, given_to, load
+from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.systems import baselines
+from jax_ragrl.systems.registry import MODULES, system_module
+from jax_ragrl.warmstart.demos import WarmStart
+from jax_ragrl.warmstart.finetune import Finetune
+from jax_ragrl.warmstart.warmup import Warmup
+from tests.test_configs import load
 
-CONFIGS = sorted({*FULL, *TINY, *REAL, *PRESETS, "warmup_c3po"})
-# The meaning of a key below 0 and at 0, written here again: the table of ranges is under test.
-NEGATIVE_IS_MEANT = {"mesh", "bounds", "rewriter", "selector", "generator"}
-ZERO_IS_MEANT = NEGATIVE_IS_MEANT - {"mesh"} | set(
-    "run.token_budget run.role_gradients_every "
-    "run.patience Run.steps dev_questions test_questions trees_per_save seed known_world_seed "
-    "decode_rows slot_tokens kept_contexts first_world_seed staleness num_tokens "
-    "max_train_per_file known_facts_per_world max_batch_halvings joint_steps "
-    "importance_weight_cap value_coefficient entropy_coefficient gamma lam role_weights "
-    "coefficient target "
-    "min_coefficient max_coefficient policy_lr value_lr warmup_fraction final_lr_fraction b1 b2 "
-    "weight_decay "
-    "kl_coefficient margin famous_fraction recall k1 b noise confusion retries overlap "
-    "llm.max_tokens judge.max_tokens writer.max_tokens branching_depth router_samples rollouts "
-    "min_plan_steps max_plan_steps max_rewrites ndcg_power branching_probability format_weight "
-    "refinement_weight alpha token_weight retrieval_weight turn_weight steps save_every "
-    "dollars_per_1k_prompt_tokens dollars_per_1k_completion_tokens prompt_loss_weight "
-    "sliding_layers evaluation_depth train_per_file dollars_per_million_prompt_tokens "
-    "dollars_per_million_completion_tokens dollars_per_search".split()
+BASELINES = [m.name for m in pkgutil.iter_modules(baselines.__path__, f"{baselines.__name__}.")]
+SETTINGS = [
+    module.Settings
+    for module in map(system_module, [*MODULES, *BASELINES])
+    if hasattr(module, "Settings")
+]
+
+
+def types_in(hint: Any, cls: type = object) -> Iterator[tuple[Any, type]]:
+    """The types in a type, sections first to last, each with the class of its field."""
+    yield hint, cls
+    if is_section(hint):
+        for field in fields_of(hint).values():
+            yield from types_in(field.hint, hint)
+    elif typing.get_origin(hint) not in (Annotated, typing.Literal):
+        for inner in typing.get_args(hint):
+            yield from types_in(inner, cls)
+
+
+def test_every_number_of_a_section_has_a_range():
+    """Otherwise a new key would only be checked for being finite."""
+    found = [
+        pair for cls in (Job, WarmStart, Finetune, Warmup, *SETTINGS) for pair in types_in(cls)
+    ]
+    assert len({hint for hint, _ in found if is_section(hint)}) > 45
+    # A recipe is built by its system.
+    assert {cls.__name__ for hint, cls in found if hint in (int, float)} == {"Recipe"}
+
+
+@pytest.mark.parametrize(
+    ("hint", "inside", "outside", "words"),
+    [
+        (float, (-1e9, 0), (math.inf, -math.inf, math.nan), "a finite number"),
+        (Count, (1, 2), (0, -1), "a finite number, at least 1"),
+        (Share, (0, 1), (-0.1, 1.1, math.nan), "a finite number, at least 0, at most 1"),
+        (NotNegative, (0.0, 3), (-1, math.inf), "a finite number, at least 0"),
+        (Annotated[float, Gt(0), Lt(1)], (0.5,), (0, 1), "a finite number, above 0, below 1"),
+        (Bound, (-math.inf, 3, math.inf), (math.nan,), "a finite number, or -inf, or inf"),
+        (Count | None, (None, 1), (0,), "a finite number, at least 1"),
+    ],
 )
-# Zero is refused in these although another section allows it under the same name.
-ZERO_IS_REFUSED = {"lora.alpha", "run.save_every", "schedule.phases.steps"}
+def test_a_range_is_its_bounds(hint, inside, outside, words):
+    assert [convert(hint, value, "config.x") for value in inside] == list(inside)
+    for value in outside:
+        with pytest.raises(UserError, match=rf"^config\.x is \S+: use {words}$"):
+            convert(hint, value, "config.x")
+
+
+def test_an_entry_of_a_list_is_named():
+    assert convert(MeshSizes, [-1, 2], "mesh") == (-1, 2)
+    with pytest.raises(UserError, match=r"mesh\[1\] is 0: use a finite number, at least 1, or -1"):
+        convert(MeshSizes, (1, 0), "mesh")
+    for value in ((2, 1), (1, 1)):
+        with pytest.raises(UserError, match=r"rows is .*: list the numbers in ascending order"):
+            convert(Lengths, value, "rows")
+
+
+class Weights(NamedTuple):
+    alpha: float = 0  # a field of another class has this name, and must be positive
+    steps: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    weights: Weights = Weights()
+    alpha: float = 0
+
+
+def test_a_field_of_another_class_limits_no_number():
+    values = {"alpha": 0, "weights": {"alpha": -2, "steps": -5}}
+    assert build(Settings, values) == Settings(Weights(-2.0, -5), 0.0)
+    with pytest.raises(UserError, match=r"config\.weights\.alpha is nan: use a finite number"):
+        build(Settings, {"weights": {"alpha": math.nan}})
 
 
 @functools.cache
-def config(name):
-    """The values of a config and its numeric keys: dotted name and whether it is a list."""
-    values = load(name, given_to(name))
-    numeric = [
-        (key.name, "tuple" in key.type or key.type.startswith("("))
-        for key in keys_of(values)
-        if "int" in key.type.replace("(", " ").replace(",", " ").split()
-        or "float" in key.type.replace("(", " ").replace(",", " ").split()
-    ]
-    return values, [(key, is_list) for key, is_list in numeric if "(str" not in key]
-
-
-def with_value(values, key, value):
-    changed = copy.deepcopy(values)
-    section = changed
-    *outer, last = key.split(".")
-    for name in outer:
-        if section.get(name) is None:
-            section[name] = {}
-        section = section[name]
-    section[last] = value
-    return changed
-
-
-def senseless(key):
-    """Values that the key cannot mean."""
-    last = key.rpartition(".")[2]
-    yield from (math.nan,) if last == "bounds" else (math.nan, math.inf, -math.inf)
-    if last not in NEGATIVE_IS_MEANT:
-        yield -1
-    if key in ZERO_IS_REFUSED or not {key, last} & ZERO_IS_MEANT:
-        yield 0
-
-
-def new_keys(name):
-    """The numeric keys of a config that no config before it has, with the same dataclass."""
-    before = set()
-    for other in CONFIGS[: CONFIGS.index(name)]:
-        values, keys = config(other)
-        before |= {(kind_of(values).cls, _owner(values, key), key) for key, _ in keys}
-    values, keys = config(name)
-    own = [(kind_of(values).cls, _owner(values, key), key) for key, _ in keys]
-    return [pair for pair, place in zip(keys, own, strict=True) if place not in before]
-
-
-def _owner(values, key):
-    """The system whose settings hold a key; empty for the keys that all systems share."""
-    return values.get("system", "") if key.startswith("recipe.") else ""
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_value_that_cannot_be_meant_is_refused_by_name(name):
-    values, keys = config(name)
-    read = kind_of(values).load
-    read(values)
-    assert len(keys) > 5
-    for key, is_list in new_keys(name):
-        if key.rpartition(".")[2] in ("role_weights", "role_periods", "bounds"):
-            continue  # pairs, below
-        for value in senseless(key):
-            wrong = (value,) * (3 if key.endswith("system.max_tokens") else 1) if is_list else value
-            with pytest.raises(UserError) as error:
-                read(with_value(values, key, wrong))
-            assert key.rpartition(".")[2] in str(error.value), (key, value)
+def tiny() -> dict[str, Any]:
+    return load("tiny/c3po", {})
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("optimizer.policy_lr", math.nan),
+        ("objective.eps_low", 0),
+        ("objective.kl.coefficient", -1.0),
+        ("run.staleness", 2),
         ("guard.bounds", (("reward/mean", math.nan, 1.0),)),
         ("objective.role_weights", (("router", -1.0),)),
-        ("objective.role_weights", (("router", math.inf),)),
         ("shapes.prompt_lengths", (128, 64)),
-        ("shapes.batch_sizes", (4, 4)),
         ("packing.row_lengths", ()),
         ("mesh", (0, 1, 1)),
     ],
 )
-def test_a_list_with_a_wrong_entry_is_refused_by_name(key, value):
-    values, _ = config("tiny/c3po")
-    with pytest.raises(UserError, match=key.rpartition(".")[2]):
-        kind_of(values).load(with_value(values, key, value))
-
-
-def test_every_numeric_key_has_a_range_of_its_own():
-    """Otherwise a new key would only be checked for being finite."""
-    missing = set()
-    for name in CONFIGS:
-        for key, _ in config(name)[1]:
-            last = key.rpartition(".")[2]
-            if not any(known.rpartition(".")[2] == last for known in RANGES):
-                missing.add(key)
-    assert not missing
-
-
-@pytest.mark.parametrize(
-    ("allowed", "inside", "outside", "words"),
-    [
-        (Range(), (-1e9, 0), (math.inf, math.nan), "a finite number"),
-        (Range(1), (1, 2.5), (0.99, math.inf), "a finite number, at least 1"),
-        (Range(0, 1, above=True), (0.1, 1), (0, 1.1), "a finite number, above 0, at most 1"),
-        (Range(1, others=(-1,)), (-1, 3), (0, -2), "a finite number, at least 1, or -1"),
-    ],
-)
-def test_a_range_is_its_bounds(allowed, inside, outside, words):
-    assert all(x in allowed for x in inside) and not any(x in allowed for x in outside)
-    assert str(allowed) == words
-
-
-def test_a_bool_and_a_text_have_no_range():
-    for value in (True, False, "x", None, {"a": -1}):
-        check_range(TreeShape, "width", value, "width")
-    with pytest.raises(UserError, match="config.width is 0: use a finite number, at least 1"):
-        build(TreeShape, {"width": 0})
+def test_a_number_that_cannot_be_meant_is_refused_by_name(key, value):
+    values = copy.deepcopy(tiny())
+    *outer, name = key.split(".")
+    section = values
+    for part in outer:
+        section = section.setdefault(part, {})
+    section[name] = value
+    with pytest.raises(UserError, match=name):
+        load_job(values)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from jax_ragrl.bench.train import TrainWork
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.run.config import load_job
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_rows
 
 LAB = pathlib.Path(__file__).parents[2] / "docs" / "lab"

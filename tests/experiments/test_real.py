@@ -8,7 +8,6 @@ import pathlib
 import pytest
 
 from configs.smollm2 import mmoa_rag
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real
 from jax_ragrl.experiments.progress import (
@@ -21,6 +20,7 @@ from jax_ragrl.experiments.progress import (
     training_of,
 )
 from jax_ragrl.experiments.real import equal_time_steps, real_quickstart
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import append_row, write_json
 
 CONFIGS = pathlib.Path(mmoa_rag.__file__).parent

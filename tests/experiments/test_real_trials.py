@@ -9,7 +9,6 @@ import pytest
 
 from jax_ragrl.bench import retrieval
 from jax_ragrl.cli.main import CONFIGS, main
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real_trials
@@ -17,6 +16,7 @@ from jax_ragrl.models import by_name
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import load_job
 from jax_ragrl.run.evaluate import Result
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.run.pipeline import placed_sections
 from jax_ragrl.runtime.memory import peak_bytes, reset_peak
 from jax_ragrl.types import Passage, Question

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import Turn, group_turns
 from jax_ragrl.learner.update import update
 from jax_ragrl.run.config import load_job
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.sharding import make_mesh
 from tests.conftest import REPO
 from tests.docs.pages import PYTHON, blocks

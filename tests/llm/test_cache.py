@@ -9,11 +9,11 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from jax_ragrl.config.kinds import OpenAIConfig
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.cache import FILE, ReplyCache, request_key
 from jax_ragrl.llm.judge import grade_answers
+from jax_ragrl.llm.kinds import OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.run.components import load_llm, reply_cache
 from jax_ragrl.runtime.servers import take_counts

@@ -1,9 +1,9 @@
 """A frozen model in this process: what it says, and what that cost."""
 
-from jax_ragrl.config.kinds import LocalLLMConfig
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm import local
 from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.run.components import load_llm
 from jax_ragrl.sampling.sampler import Shapes, sample_jobs

@@ -13,7 +13,6 @@ import pytest
 from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo
 
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import attention
 from jax_ragrl.models.config import DecoderConfig, abstract_params
@@ -21,6 +20,7 @@ from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.published import published_config
 from jax_ragrl.models.rope import RopeScaling
+from jax_ragrl.run.overrides import load_config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 TINY = DecoderConfig(

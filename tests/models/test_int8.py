@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.config.kinds import LocalLLMConfig
 from jax_ragrl.errors import UserError
+from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.hf import load_decoder, save_decoder

@@ -18,13 +18,13 @@ from flax import nnx
 from jax.experimental import topologies
 
 from jax_ragrl.cli.main import CONFIGS, main
-from jax_ragrl.config.kinds import LocalLLMConfig, PipelineIndex, VectorIndex
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.state import Policy, prepare
+from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.encoder import load_encoder
@@ -45,6 +45,7 @@ from jax_ragrl.plan.policies import (
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.plan.slots import count_slot_programs
 from jax_ragrl.retrieval.exact import BLOCK, STREAM
+from jax_ragrl.retrieval.kinds import PipelineIndex, VectorIndex
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import GPUS, describe_devices, memory_of
 from jax_ragrl.sampling.sampler import Shapes

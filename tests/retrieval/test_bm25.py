@@ -9,13 +9,13 @@ import typing
 import numpy as np
 import pytest
 
-from jax_ragrl.config.kinds import BM25Index, VectorIndex
 from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.bm25 import Analyzer, best_positive, build_bm25, open_or_build_bm25
+from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.run.index_folder import open_folder
@@ -143,8 +143,8 @@ def test_what_cannot_be_an_index_is_reported(corpus, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot be read .*rerun 'ragrl index'"):
         open_folder(tmp_path, corpus)
     for values in ({"k1": -1.0}, {"b": 1.5}, {"k1": math.nan}):
-        with pytest.raises(UserError, match="k1 must be at least 0"):
-            BM25Index(**values)
+        with pytest.raises(UserError, match="use a finite number, at least 0"):
+            convert(BM25Index, values, "config.index")
     with pytest.raises(UserError, match="language is 'latin': use one of english"):
         convert(BM25Index, {"language": "latin"}, "config.index")
     monkeypatch.setitem(sys.modules, "Stemmer", None)

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from jax_ragrl.config.kinds import BM25Index, Index, VectorIndex
 from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus import world
 from jax_ragrl.corpus.formats import save_questions
@@ -23,6 +22,7 @@ from jax_ragrl.retrieval.index import (
     read_description,
     run_index,
 )
+from jax_ragrl.retrieval.kinds import BM25Index, Index, VectorIndex
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.run.components import open_or_build_index
 from jax_ragrl.run.index_folder import build_folder

@@ -17,7 +17,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from jax_ragrl.config.kinds import Index, RemoteIndex, VectorIndex
 from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
@@ -25,6 +24,7 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_all, search_pages
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index
+from jax_ragrl.retrieval.kinds import Index, RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect

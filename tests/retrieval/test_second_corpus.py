@@ -5,12 +5,12 @@ import types
 
 import pytest
 
-from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.chunks import WORDS, Chunks
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.index import load_indexed, read_description
+from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.retrieval.lengths import describe_long, long_passages
 from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.run.components import load_retriever

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.config.kinds import VectorIndex
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import scann
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index, open_index, read_description
+from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.retrieval.scann import ScannSearcher, Setting, build_scann, hash_files
 from jax_ragrl.retrieval.tune import (
     K,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from jax_ragrl.config.kinds import Index, RemoteIndex, SerperIndex
 from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_pages
+from jax_ragrl.retrieval.kinds import Index, RemoteIndex, SerperIndex
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.run.config import parse_index

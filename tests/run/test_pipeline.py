@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config, main
-from jax_ragrl.config.kinds import (
+from jax_ragrl.config.schema import convert
+from jax_ragrl.corpus import world
+from jax_ragrl.corpus.formats import save_questions
+from jax_ragrl.corpus.passages import Corpus, save_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.bm25 import BM25Retriever
+from jax_ragrl.retrieval.fuse import FusedRetriever
+from jax_ragrl.retrieval.kinds import (
     BM25Index,
     Index,
     PipelineIndex,
@@ -21,13 +28,6 @@ from jax_ragrl.config.kinds import (
     VectorIndex,
     parse_retriever,
 )
-from jax_ragrl.config.schema import convert
-from jax_ragrl.corpus import world
-from jax_ragrl.corpus.formats import save_questions
-from jax_ragrl.corpus.passages import Corpus, save_corpus
-from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.bm25 import BM25Retriever
-from jax_ragrl.retrieval.fuse import FusedRetriever
 from jax_ragrl.retrieval.rerank import RerankedRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
@@ -79,9 +79,9 @@ def test_a_word_is_short_for_a_section(word, section):
         ({"retrievers": ("searxng",)}, "index.url is empty"),
         ({"retrievers": ({"kind": "pipeline"},)}, r"retrievers\[0\].kind is 'pipeline': use one"),
         ({"retrievers": (3,)}, r"retrievers\[0\] is 3: it must be"),
-        ({"weights": (1.0, 2.0)}, "one weight above 0 for each of the 1 retrievers"),
-        ({"weights": (0.0,)}, "one weight above 0"),
-        ({"candidates": 0}, "one candidate"),
+        ({"weights": (1.0, 2.0)}, "one weight for each of the 1 retrievers"),
+        ({"weights": (0.0,)}, r"weights\[0\] is 0.0: use a finite number, above 0"),
+        ({"candidates": 0}, "candidates is 0: use a finite number, at least 1"),
         ({"fuse": "sum"}, "index.fuse is 'sum': use one of rrf, weighted"),
     ],
 )

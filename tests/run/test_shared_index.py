@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from jax_ragrl.config.kinds import BM25Index, VectorIndex
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import bm25
 from jax_ragrl.retrieval.bm25 import build_bm25, open_or_build_bm25
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index
+from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.run import components, lock
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.types import Passage

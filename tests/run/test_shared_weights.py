@@ -9,9 +9,8 @@ import jax
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS
-from jax_ragrl.config.kinds import LocalLLMConfig
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.learner.objective import KL
+from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.models.config import param_count
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.run.components import (
@@ -21,6 +20,7 @@ from jax_ragrl.run.components import (
     shared_loader,
 )
 from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling.weights import SAMPLING_RULES
 from jax_ragrl.training.loop import prepare_policies

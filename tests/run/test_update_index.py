@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.chunks import Chunks
 from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
 from jax_ragrl.corpus.reading import Reading
@@ -17,6 +16,7 @@ from jax_ragrl.retrieval import embed, index, shards
 from jax_ragrl.retrieval.bm25 import build_bm25
 from jax_ragrl.retrieval.description import files_folder
 from jax_ragrl.retrieval.index import build_index, load_indexed, stored_corpus
+from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.run import update_index as updates
 from jax_ragrl.run.retrievers import open_folder
 from jax_ragrl.run.update_index import update_index

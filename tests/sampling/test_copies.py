@@ -3,9 +3,9 @@
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.sampling.grouping import batch_jobs
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
 

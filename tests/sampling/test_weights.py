@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.config.kinds import LocalLLMConfig
+from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora

@@ -12,10 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.config.kinds import RemoteIndex, VectorIndex
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.retrieval.kinds import RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain

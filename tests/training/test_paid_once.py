@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from jax_ragrl.config.kinds import OpenAIConfig
+from jax_ragrl.llm.kinds import OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain

@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.config.kinds import VectorIndex
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import Example, example, imitate
 from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.run.components import load_data, load_policy, load_retriever
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.examples import ChatExample

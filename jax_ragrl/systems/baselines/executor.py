@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_ragrl.config.ranges import Count, Positive, Probability
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import immediate_credit, over_rollouts, shared_credit
 from jax_ragrl.rollout.effects import Done
@@ -81,11 +82,11 @@ class SearchAgent:
 
     kind: str = "autorefine"
     style: str = "coda"
-    top_k: int = 3
-    max_turns: int = 6
-    max_tokens: int = 512
-    temperature: float = 1.0
-    top_p: float = 1.0
+    top_k: Count = 3
+    max_turns: Count = 6
+    max_tokens: Count = 512
+    temperature: Positive = 1.0
+    top_p: Probability = 1.0
     as_chat_turns: bool = False
 
     def __post_init__(self) -> None:
@@ -193,7 +194,7 @@ class Settings:
     """The config section `recipe`: the agent, and the number of rollouts per question."""
 
     system: SearchAgent = SearchAgent()
-    rollouts: int = 5
+    rollouts: Count = 5
 
 
 def autorefine() -> Settings:

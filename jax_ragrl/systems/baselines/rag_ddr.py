@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from jax_ragrl.config.ranges import Count
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.rewards import answer_rewards
@@ -37,7 +38,7 @@ class Settings:
     """
 
     system: MMOARAG = MMOARAG(modules="S+G", temperature=1.0, top_p=1.0)
-    group_size: int = 5
+    group_size: Count = 5
 
     def __post_init__(self) -> None:
         if self.group_size < 2:

@@ -19,6 +19,7 @@ import random
 
 import numpy as np
 
+from jax_ragrl.config.ranges import Count, Natural, Share
 from jax_ragrl.credit.assign import Rule, compare, reachable_leaves
 from jax_ragrl.rollout.effects import Generate, ModelOutput
 from jax_ragrl.rollout.expand import Branching
@@ -39,9 +40,9 @@ class RandomTree:
       branching_depth: the last turn that may branch, counted from 1.
     """
 
-    width: int = 2
-    branching_probability: float = 0.5
-    branching_depth: int = 4
+    width: Count = 2
+    branching_probability: Share = 0.5
+    branching_depth: Natural = 4
 
     def __call__(self, effect: Generate, question: str) -> Branching:
         inner = 1 < effect.depth <= self.branching_depth
@@ -88,7 +89,7 @@ class Settings:
 
     system: executor.SearchAgent = executor.SearchAgent("search_r1", max_turns=3)
     tree: RandomTree = RandomTree()
-    rollouts: int = 4
+    rollouts: Count = 4
 
     def __post_init__(self) -> None:
         check_group_size("rollouts", self.rollouts)

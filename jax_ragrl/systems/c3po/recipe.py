@@ -55,6 +55,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from jax_ragrl.config.ranges import Count, Natural
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
@@ -92,9 +93,9 @@ class TreeShape:
       weigh_duplicates: the credit weighs identical siblings, which are one node, by their number.
     """
 
-    width: int = 2
-    branching_depth: int = 4
-    router_samples: int = 0
+    width: Count = 2
+    branching_depth: Natural = 4
+    router_samples: Natural = 0
     router_forcing: str = "prefix"
     dead_leaf: str = "zero"
     weigh_duplicates: bool = False
@@ -135,7 +136,7 @@ class Settings:
 
     system: C3PO = C3PO()
     tree: TreeShape = TreeShape()
-    evaluation_depth: int = 0
+    evaluation_depth: Natural = 0
 
 
 def recipe(settings: Settings) -> Recipe:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from jax_ragrl.config.ranges import Count, Positive
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import Fault, Shown, Steps, StrategyChoice, Used
@@ -137,15 +138,15 @@ class C3PO:
     """
 
     style: str = "c3po"
-    top_k: int = 10
-    max_depth: int = 13
-    max_documents: int = 10
-    roadmaps: int = 1
+    top_k: Count = 10
+    max_depth: Count = 13
+    max_documents: Count = 10
+    roadmaps: Count = 1
     strict: bool = True
     hint: str = ""
-    max_tokens: int = 2048
-    temperature: float = 0.6
-    reply_tokens: int = 256
+    max_tokens: Count = 2048
+    temperature: Positive = 0.6
+    reply_tokens: Count = 256
 
     @property
     def roles(self) -> Mapping[str, Role]:

@@ -36,6 +36,7 @@ import functools
 
 import numpy as np
 
+from jax_ragrl.config.ranges import Count, NotNegative
 from jax_ragrl.credit.assign import over_rollouts
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.base import Recipe, check_group_size, records_from_root
@@ -65,9 +66,9 @@ class Settings:
     """
 
     system: CoDA = CoDA()
-    rollouts: int = 8
-    format_weight: float = 1.0
-    refinement_weight: float = 0.5
+    rollouts: Count = 8
+    format_weight: NotNegative = 1.0
+    refinement_weight: NotNegative = 0.5
     joint_executor_reward: bool = True
 
     def __post_init__(self) -> None:

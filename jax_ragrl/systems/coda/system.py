@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+from jax_ragrl.config.ranges import Count, Positive, Probability
 from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Fault, Steps
@@ -39,12 +40,12 @@ class CoDA:
     """
 
     style: str = "coda"
-    top_k: int = 3
-    max_turns: int = 6
-    max_executor_turns: int = 6
-    max_tokens: int = 512
-    temperature: float = 1.0
-    top_p: float = 1.0
+    top_k: Count = 3
+    max_turns: Count = 6
+    max_executor_turns: Count = 6
+    max_tokens: Count = 512
+    temperature: Positive = 1.0
+    top_p: Probability = 1.0
     as_chat_turns: bool = False
     refinement: bool = True
 

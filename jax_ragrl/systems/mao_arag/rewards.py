@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jax_ragrl.config.ranges import NotNegative, Positive
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import ParsedAction
@@ -35,13 +36,13 @@ class Costs:
         text of the paper do; `paper` swaps both rows, as its table 4 is printed.
     """
 
-    alpha: float = 0.0
-    token_weight: float = 1.0
-    retrieval_weight: float = 1.0
-    turn_weight: float = 1.0
-    dollars_per_1k_prompt_tokens: float = 0.000225
-    dollars_per_1k_completion_tokens: float = 0.0009
-    dollars_per_cost_unit: float = 6.02e-4
+    alpha: NotNegative = 0.0
+    token_weight: NotNegative = 1.0
+    retrieval_weight: NotNegative = 1.0
+    turn_weight: NotNegative = 1.0
+    dollars_per_1k_prompt_tokens: NotNegative = 0.000225
+    dollars_per_1k_completion_tokens: NotNegative = 0.0009
+    dollars_per_cost_unit: Positive = 6.02e-4
     turn_table: str = "code"
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax_ragrl.config.ranges import Count, Positive
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Role
@@ -107,13 +108,13 @@ class MAOARAG:
     """
 
     style: str = "mao_arag"
-    top_k: int = 5
-    max_turns: int = 5
-    max_tokens: int = 16
-    temperature: float = 1.0
+    top_k: Count = 5
+    max_turns: Count = 5
+    max_tokens: Count = 16
+    temperature: Positive = 1.0
     select_needs_search: bool = False
     executors: tuple[str, ...] = EXECUTORS
-    reply_tokens: int = 256
+    reply_tokens: Count = 256
 
     def __post_init__(self) -> None:
         if AG not in self.executors or (unknown := sorted({*self.executors} - {*EXECUTORS})):

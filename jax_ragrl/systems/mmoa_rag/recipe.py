@@ -45,6 +45,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from jax_ragrl.config.ranges import Count
 from jax_ragrl.credit.assign import over_roles, shared_credit
 from jax_ragrl.errors import UserError
 from jax_ragrl.systems.base import Recipe
@@ -66,7 +67,7 @@ class Settings:
     system: MMOARAG = MMOARAG()
     penalties: Penalties = Penalties()
     reward: str = "f1"
-    rollouts: int = 1
+    rollouts: Count = 1
 
     def __post_init__(self) -> None:
         if self.reward not in REWARDS:

@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 
+from jax_ragrl.config.ranges import Count, NotPositive
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest, Record
@@ -39,11 +40,11 @@ class Penalties:
       max_answer_words: the limit for the generator.
     """
 
-    rewriter: float = -0.5
+    rewriter: NotPositive = -0.5
     query_rule: str = "count"
-    selector: float = -1.0
-    generator: float = -0.5
-    max_answer_words: int = 30
+    selector: NotPositive = -1.0
+    generator: NotPositive = -0.5
+    max_answer_words: Count = 30
 
     def __post_init__(self) -> None:
         if self.query_rule not in QUERY_RULES:

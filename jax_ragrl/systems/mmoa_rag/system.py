@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Mapping
 
+from jax_ragrl.config.ranges import Count, Positive, Probability
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
@@ -124,13 +125,13 @@ class MMOARAG:
 
     style: str = "mmoa_rag"
     modules: str = "QR+S+G"
-    top_k: int = 10
+    top_k: Count = 10
     document_word: str = DOCUMENT
-    rewriter_max_tokens: int = 100
-    selector_max_tokens: int = 29
-    generator_max_tokens: int = 100
-    temperature: float = 0.95
-    top_p: float = 0.9
+    rewriter_max_tokens: Count = 100
+    selector_max_tokens: Count = 29
+    generator_max_tokens: Count = 100
+    temperature: Positive = 0.95
+    top_p: Probability = 0.9
 
     def __post_init__(self) -> None:
         one_of("modules", self.modules, MODULES)

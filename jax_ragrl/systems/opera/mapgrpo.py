@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jax_ragrl.config.ranges import Count
 from jax_ragrl.credit.assign import Rule, over_rollouts
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
@@ -53,7 +54,7 @@ class Injection:
     when: str = "always"
     replaces: str = "extra"
     gradient: bool = True
-    period: int = 4
+    period: Count = 4
     roles: tuple[str, ...] = ()
     continue_with: str = "sampled"
 

@@ -55,6 +55,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from jax_ragrl.config.ranges import Count, Natural, Share
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Expander
@@ -91,13 +92,13 @@ class Settings:
     """
 
     system: Opera = Opera()
-    group_size: int = 8
+    group_size: Count = 8
     expert: Injection = Injection()
     expert_pool: str = ""
     gold: str = "steps"
     plan_reward: str = "paper"
-    min_plan_steps: int = 2
-    ndcg_power: float = 0.5
+    min_plan_steps: Natural = 2
+    ndcg_power: Share = 0.5
 
     def __post_init__(self) -> None:
         one_of("recipe.plan_reward", self.plan_reward, PLAN_REWARDS)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 
+from jax_ragrl.config.ranges import Count, Natural, Positive
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.roles import Role
@@ -37,11 +38,11 @@ class Opera:
     """
 
     style: str = "opera"
-    top_k: int = 5
-    max_plan_steps: int = 6
-    max_rewrites: int = 2
-    temperature: float = 1.0
-    max_tokens: tuple[int, int, int] = (512, 512, 256)
+    top_k: Count = 5
+    max_plan_steps: Natural = 6
+    max_rewrites: Natural = 2
+    temperature: Positive = 1.0
+    max_tokens: tuple[Count, Count, Count] = (512, 512, 256)
     shared_policy: bool = False
 
     def __post_init__(self) -> None:

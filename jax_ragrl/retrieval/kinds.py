@@ -1,25 +1,19 @@
-"""Config sections with a `kind`: a retriever's index and a frozen language model.
+"""Kinds of a config's section `index`, each a dataclass with exactly the keys that it reads.
 
-Each kind is a dataclass with exactly the keys that it reads, and a section is a union of kinds:
-`config.schema.build` selects the dataclass by the key `kind`, so that a key which the selected
-kind does not read is an error.
+The key `kind` selects one (`config.schema.convert`); a key that this one does not read is an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from jax_ragrl.config.schema import is_http, kinds_of, local
+from jax_ragrl.config.ranges import Count, Natural, NotNegative, Positive, Share
+from jax_ragrl.config.schema import check_scheme, is_http, local
 from jax_ragrl.errors import UserError
 
 HASHED_WORDS = "hashed"  # the encoder of hashed words
-# A `Literal`, so that `schema.convert` refuses other dtypes when the config is read.
-Dtype = Literal["float32", "bfloat16"]
 VectorDtype = Literal["float32", "bfloat16", "int8"]
-Thinking = Literal["off", "on"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +35,7 @@ class VectorIndex:
     kind: Literal["scann", "exact"] = "scann"
     dtype: VectorDtype = "float32"
     folder: str = ""
-    recall: float = 0.0
+    recall: Share = 0.0
 
     def __post_init__(self) -> None:
         # Checked here, because the encoding of a corpus may take hours before the folder is used.
@@ -107,19 +101,14 @@ class BM25Index:
 
     kind: Literal["bm25"] = "bm25"
     language: Language = "english"
-    k1: float = 1.5
-    b: float = 0.75
+    k1: NotNegative = 1.5
+    b: Share = 0.75
     method: Literal["lucene", "robertson", "atire", "bm25l", "bm25+"] = "lucene"
     folder: str = ""
 
     def __post_init__(self) -> None:
         if self.folder:
             local(self.folder)
-        if not (0 <= self.k1 < math.inf and 0 <= self.b <= 1):
-            raise UserError(
-                f"index.k1 is {self.k1} and index.b {self.b}: k1 must be at least 0, and b between "
-                "0 and 1 (1.5 and 0.75 are usual)"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +122,8 @@ class RemoteIndex:
     """
 
     url: str
-    retries: int = 5
-    timeout: float = 60.0
+    retries: Natural = 5
+    timeout: Positive = 60.0
     kind: Literal["remote"] = "remote"
 
     def __post_init__(self) -> None:
@@ -150,8 +139,8 @@ class SearxngIndex:
 
     url: str
     folder: str = ""
-    retries: int = 5
-    timeout: float = 60.0
+    retries: Natural = 5
+    timeout: Positive = 60.0
     kind: Literal["searxng"] = "searxng"
 
     def __post_init__(self) -> None:
@@ -167,8 +156,8 @@ class SerperIndex:
 
     url: str = ""
     folder: str = ""
-    retries: int = 5
-    timeout: float = 60.0
+    retries: Natural = 5
+    timeout: Positive = 60.0
     kind: Literal["serper"] = "serper"
 
 
@@ -179,16 +168,7 @@ def _check_url(url: str, kind: str) -> None:
             f"index.url is empty, but index.kind {kind} asks a server: give its address, such as "
             "--config.index.url=http://HOST:PORT"
         )
-    _check_scheme("index.url", url)
-
-
-def _check_scheme(key: str, url: str) -> None:
-    """Refuses an address that no client could ask, such as `localhost:8000`."""
-    if not is_http(url):
-        raise UserError(
-            f"{key} is {url!r}, without http:// or https://: give the whole address, such as "
-            f"http://{url}"
-        )
+    check_scheme("index.url", url)
 
 
 ServerIndex = RemoteIndex | SearxngIndex | SerperIndex
@@ -217,23 +197,19 @@ class PipelineIndex:
     kind: Literal["pipeline"] = "pipeline"
     retrievers: tuple[str | SingleIndex, ...] = ("bm25",)
     fuse: Literal["rrf", "weighted"] = "rrf"
-    weights: tuple[float, ...] = ()
+    weights: tuple[Positive, ...] = ()
     rerank: str = ""
-    candidates: int = 100
+    candidates: Count = 100
     folder: str = ""
 
     def __post_init__(self) -> None:
         if self.folder:
             local(self.folder)
-        if not self.retrievers or self.candidates < 1:
+        if not self.retrievers:
+            raise UserError("index.retrievers is empty: give at least one retriever, such as bm25")
+        if len(self.weights) not in (0, len(self.retrievers)):
             raise UserError(
-                f"index.retrievers is {self.retrievers} and index.candidates {self.candidates}: "
-                "give at least one retriever, such as bm25, and one candidate"
-            )
-        valid = len(self.weights) in (0, len(self.retrievers))
-        if not valid or not all(0 < weight < math.inf for weight in self.weights):
-            raise UserError(
-                f"index.weights is {self.weights}: give one weight above 0 for each of the "
+                f"index.weights is {self.weights}: give one weight for each of the "
                 f"{len(self.retrievers)} retrievers, or none"
             )
         _ = self.sections  # a wrong word is reported now
@@ -274,116 +250,3 @@ def parse_local_index(text: str) -> LocalIndex:
     if not text:
         raise UserError("a retriever is empty: give bm25, hashed, minilm or the folder of a model")
     return BM25Index() if text == "bm25" else VectorIndex(text)
-
-
-@dataclasses.dataclass(frozen=True)
-class WorldReaderConfig:
-    """The rule-based reader of the synthetic corpus.
-
-    Fields:
-      max_documents: documents that it reads; later ones of a prompt are ignored.
-      noise: the probability that one irrelevant document distracts it.
-      confusion: the same for a document with the requested relation of a similarly named entity.
-    """
-
-    max_documents: int = 5
-    noise: float = 0.1
-    confusion: float = 0.35
-    kind: Literal["world_reader"] = "world_reader"
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalLLMConfig:
-    """A model on this machine's devices.
-
-    Fields:
-      model: a model by its name: a folder, a `.gguf` file, `OWNER/NAME`, `tiny` or `smollm2`.
-      int8: eight-bit weights (needs Qwix). A policy in training keeps its own precision: the same
-        weights must sample and score.
-      dtype: the dtype of the weights and of the computation.
-      max_tokens: limit on the new tokens of a reply, in addition to that of the request; 0: none.
-      thinking: whether a reply may begin with a think block, as `thinking` for policies. The block
-        counts for the maximum length of a reply and is removed before the reply is used.
-    """
-
-    model: str = "tiny"
-    int8: bool = False
-    dtype: Dtype = "float32"
-    max_tokens: int = 0
-    thinking: Thinking = "off"
-    kind: Literal["local"] = "local"
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenAIConfig:
-    """A model behind an OpenAI-compatible server; see `llm/openai.py`.
-
-    Fields:
-      model: the name of the model on the server.
-      base_url: the address of the server; None: OpenAI's.
-      concurrency: most requests in flight at once. It begins with 4, rises while replies come
-        soon, and falls if the server is overloaded (429, 503, time-outs).
-      retries: attempts after a failed request.
-      timeout: seconds of the first try, to the last byte of the reply; up to 4 times as many after
-        a late one.
-      extra_body: further fields of each request's JSON body; None removes a field.
-      cache: whether replies are stored in the folder of the run (`llm_cache.sqlite`), and equal
-        requests are answered from there.
-    """
-
-    model: str
-    base_url: str | None = None
-    concurrency: int = 256
-    retries: int = 5
-    timeout: float = 60.0
-    extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    cache: bool = True
-    kind: Literal["openai"] = "openai"
-
-    def __post_init__(self) -> None:
-        if self.base_url:
-            _check_scheme("base_url", self.base_url)
-
-
-@dataclasses.dataclass(frozen=True)
-class NoLLMConfig:
-    """No frozen language model: for systems that never ask one, and for a run without a judge."""
-
-    kind: Literal["none"] = "none"
-
-
-LLM = WorldReaderConfig | LocalLLMConfig | OpenAIConfig | NoLLMConfig
-
-SECTIONS: Mapping[str, Any] = {"index": Index, "llm": LLM, "judge": LLM, "writer": LLM}
-
-
-def drop_unread(config: dict[str, Any], overridden: Collection[str]) -> None:
-    """Removes keys of another kind from the sections whose `kind` was overridden.
-
-    The keys of a config file belong to the kind in that file. They mean nothing once the command
-    line selects another kind.
-
-    Args:
-      config: the values of a config, changed in place.
-      overridden: the dotted keys that the command line sets; these are never removed, so that
-        one which the kind does not read is reported.
-    """
-    for name in SECTIONS:
-        section = config.get(name)
-        if f"{name}.kind" in overridden and isinstance(section, dict):
-            for key in _unread(name, section):
-                # With dots at the end, `llm.model` does not match `llm.model_name`.
-                if not any(f"{path}.".startswith(f"{name}.{key}.") for path in overridden):
-                    del section[key]
-
-
-def _unread(name: str, section: Mapping[str, Any]) -> set[str]:
-    """The keys of a section that its kind does not read but another does."""
-    kinds = kinds_of(SECTIONS[name])
-    own = kinds.get(section.get("kind", next(iter(kinds))))
-    # An unknown kind is reported by `schema.build`, with the valid ones.
-    if own is None:
-        return set()
-    read = {field.name for field in dataclasses.fields(own)}
-    others = {field.name for kind in kinds.values() for field in dataclasses.fields(kind)}
-    return others & section.keys() - read

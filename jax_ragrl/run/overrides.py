@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ast
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jax_ragrl.config.kinds import drop_unread
+from jax_ragrl.config.schema import fields_of, kinds_of
 from jax_ragrl.config.shipped_configs import config_path, nearest_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.llm.kinds import LLM
+from jax_ragrl.retrieval.kinds import Index
 
 PREFIX = "--config."
+SECTIONS: Mapping[str, Any] = {"index": Index, "llm": LLM, "judge": LLM, "writer": LLM}
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
@@ -60,8 +63,18 @@ def _apply(config: dict[str, Any], overrides: Sequence[str], missing: Sequence[s
     """Sets the `missing` overrides, and drops keys of a kind that `overrides` have replaced."""
     for text in missing:
         _add(config, _keys(text), _literal(text.partition("=")[2]))
-    # Only after all overrides, because they may select another kind.
-    drop_unread(config, [".".join(_keys(text)) for text in overrides])
+    paths = [_keys(text) for text in overrides]
+    for name, union in SECTIONS.items():
+        section, kinds = config.get(name), kinds_of(union)
+        # The keys of a file mean nothing once the command line selects another kind. An unknown
+        # kind, and an override that the kind does not read, are reported by `schema.convert`.
+        if not isinstance(section, dict) or [name, "kind"] not in paths:
+            continue
+        if own := kinds.get(str(section["kind"])):
+            others = {key for kind in kinds.values() for key in fields_of(kind)}
+            given = {path[1] for path in paths if path[0] == name and path[1:]}
+            for key in others - fields_of(own).keys() - given:
+                section.pop(key, None)
 
 
 def _read_config(
