@@ -93,10 +93,10 @@ def run_config() -> type:
 
 def systems() -> dict[str, Any]:
     """The modules of the systems, by their name in a config, and baselines that train."""
-    from jax_ragrl.systems.registry import MODULES, system_module
+    from jax_ragrl.systems.registry import PAPERS, system_module
 
     baselines = ("executor", "rag_ddr", "tree_grpo")
-    names = [*MODULES, *(f"jax_ragrl.systems.baselines.{name}" for name in baselines)]
+    names = [*PAPERS, *(f"jax_ragrl.systems.baselines.{name}" for name in baselines)]
     return {name: system_module(name) for name in names}
 
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.errors import UserError, printable
 
-PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 MODEL_FORMS = "a folder, a .gguf file, OWNER/NAME on the Hugging Face Hub, tiny or smollm2"
 DEFAULT_CONFIG = CONFIGS / "tiny" / "c3po.py"
 # In its world each strategy is the best one for some questions, so that training has to choose.

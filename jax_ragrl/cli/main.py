@@ -21,14 +21,14 @@ from typing import Any
 
 from jax_ragrl import __version__
 from jax_ragrl.cli import config, data, evaluate, inference, measure, search, train, warmstart
-from jax_ragrl.cli.common import CONFIGS, PAPERS, AddCommand, Command, HelpFormatter
+from jax_ragrl.cli.common import CONFIGS, AddCommand, Command, HelpFormatter
 from jax_ragrl.config.arguments import CONFIG_HELP
 from jax_ragrl.errors import EffectError, Preempted, UserError, safe_line
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.progress import heartbeat
 from jax_ragrl.runtime.stopping import CODE, Terminated, ends_on_sigterm
 
-__all__ = ["CONFIGS", "PAPERS", "load_config", "main"]
+__all__ = ["CONFIGS", "load_config", "main"]
 
 # All commands, in the order in which a user needs them.
 TITLES: Sequence[tuple[str, Sequence[Callable[[AddCommand], None]]]] = (

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import (
     CONFIGS,
-    PAPERS,
     QUICKSTART_CONFIG,
     REAL_CONFIG,
     REAL_WARM_START,
@@ -24,6 +23,7 @@ from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.overrides import load_config, override
+from jax_ragrl.systems.registry import PAPERS
 
 if TYPE_CHECKING:
     from jax_ragrl.experiments.seeds import WarmUp

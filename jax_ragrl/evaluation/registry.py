@@ -29,7 +29,7 @@ from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
 from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
-from jax_ragrl.systems.registry import MODULES, system_module
+from jax_ragrl.systems.registry import PAPERS, system_module
 from jax_ragrl.types import Question
 
 
@@ -133,11 +133,10 @@ SYSTEMS: Mapping[str, Builder] = {
     "search_r1": lambda context: _agent(context, executor.search_r1()),
     "autorefine": lambda context: _agent(context, executor.autorefine()),
     "auto_rag": lambda context: _agent(context, executor.auto_rag()),
-    "c3po": _paper("c3po"),
+    **{name: _paper(name) for name in PAPERS if hasattr(system_module(name), "table_system")},
     "c3po_none": _fixed(NO_RETRIEVAL),
     "c3po_single": _fixed(RETRIEVAL),
     "c3po_planning": _fixed(PLANNING),
-    **{name: _paper(name) for name in MODULES if hasattr(system_module(name), "table_system")},
 }
 # The fixed workflows of MAO-ARAG: `workflow_ag`, ..., `workflow_qds_r_ag`. Not part of `all`.
 WORKFLOWS: Mapping[str, Builder] = {

@@ -37,7 +37,6 @@ from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.revision import device_name, revision
 
-PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "across")  # files in configs/claims
 OPEN = "open"
 MARGIN = 2.0  # points: a smaller difference counts as none, unless a pair gives another margin
 COLUMNS = ("#", "claim", "evidence", "difference, 95 %", "could be seen", "verdict")
@@ -77,8 +76,8 @@ def load_claims() -> list[Claim]:
     """Returns all claims of `configs/claims`, by number."""
     values = [
         value
-        for paper in PAPERS
-        for value in load_config(CONFIGS / "claims" / f"{paper}.py", [])["claims"]
+        for file in sorted((CONFIGS / "claims").glob("*.py"))
+        for value in load_config(file, [])["claims"]
     ]
     return sorted(map(_claim, values), key=lambda claim: claim.number)
 

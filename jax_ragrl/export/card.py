@@ -21,6 +21,7 @@ from jax_ragrl.retrieval.kinds import LISTWISE, BM25Index, Index, PipelineIndex,
 from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.hub import is_uri, parse_data_file
 from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.systems.registry import PAPERS
 from jax_ragrl.warmstart.unfinished import MODEL
 
 CARD = "README.md"
@@ -29,13 +30,6 @@ TAGS = ("jax_ragrl", "retrieval-augmented-generation", "reinforcement-learning")
 LICENSE_KEYS = ("license", "license_name", "license_link")
 APACHE = {"license": "apache-2.0"}
 SMOLLM2_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SYSTEMS = {
-    "c3po": "C-3PO",
-    "coda": "CoDA",
-    "mao_arag": "MAO-ARAG",
-    "mmoa_rag": "MMOA-RAG",
-    "opera": "OPERA",
-}
 FUSIONS = {"rrf": "reciprocal rank fusion", "weighted": "weighted sum of the scores"}
 ROWS = {
     "direct": "the frozen model without retrieval",
@@ -184,7 +178,7 @@ def _data_names(values: Mapping[str, Any]) -> list[str]:
 
 def card_text(facts: CardFacts) -> str:
     """Returns the text of a card."""
-    title = SYSTEMS.get(str(facts.values["system"]), str(facts.values["system"]))
+    title = PAPERS.get(str(facts.values["system"]), str(facts.values["system"]))
     rows = "".join(f"| {name} | {value} |\n" for name, value in training_facts(facts))
     return f"""---
 {front_matter(facts)}

@@ -67,6 +67,7 @@ class Role:
         it ends with one of them. Used if `strict` is set.
       strict: whether an action has to match `action_regex`, in sampling and in scoring; then
         `allowed_token_regex` is not used.
+      chooses: whether it chooses among the passages of the latest note `Shown`; reports mark them.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Role:
     reads_thoughts: bool = False
     action_regex: str = ""
     strict: bool = False
+    chooses: bool = False
 
 
 def parse_action(role: Role, text: str) -> ParsedAction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,13 @@ import numpy as np
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Forest, Record
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
-# The roles that choose among candidates. Their nodes show the candidates and mark the chosen ones.
-# In a forest without such roles, a node shows the passages of the searches after it.
-READERS = ("filter", "selector")
-
 
 def trees(
     forest: Forest,
     credit_N: Any,
     limit: int,
     *,
+    choosers: Collection[str] = (),
     tokenizer: ChatTokenizer | None = None,
 ) -> list[dict[str, Any]]:
     """Returns the trees of the first `limit` questions as JSON values.
@@ -29,6 +26,8 @@ def trees(
       forest: any forest of `rollout.collect`.
       credit_N: float, the credit of each node; nan (no leaf was reached) becomes null.
       limit: maximum number of questions; failed questions are skipped.
+      choosers: the roles that choose among passages (`Role.chooses`). Their nodes show these and
+        mark the chosen ones; in a forest without such roles, a node shows what it searched for.
       tokenizer: if given, each action has its prompt, and its tokens with their log-probabilities.
 
     Returns:
@@ -43,14 +42,18 @@ def trees(
             f"credit {credit_N.shape} must have one number per node {forest.parent_N.shape}"
         )
     numbers = [i for i in range(len(forest.questions)) if i not in forest.failed_questions]
-    return [_tree(forest, question, credit_N, tokenizer) for question in numbers[:limit]]
+    return [_tree(forest, question, credit_N, choosers, tokenizer) for question in numbers[:limit]]
 
 
 def _tree(
-    forest: Forest, number: int, credit_N: np.ndarray, tokenizer: ChatTokenizer | None
+    forest: Forest,
+    number: int,
+    credit_N: np.ndarray,
+    choosers: Collection[str],
+    tokenizer: ChatTokenizer | None,
 ) -> dict[str, Any]:
     question = forest.questions[number]
-    has_readers = any(record.role in READERS for record in forest.records)
+    some_choose = any(record.role in choosers for record in forest.records)
     nodes = []
     for n in forest.nodes_of(number).tolist():
         record = forest.records[n]
@@ -58,7 +61,11 @@ def _tree(
         node |= _node(record, _finite(credit_N[n]))
         # Actions may have rewards too, but the report shows only the leaves' own.
         node["reward"] = _finite(forest.reward_N[n]) if record.role == LEAF else None
-        node["passages"] = _passages(record, has_readers)
+        node["passages"] = []
+        if record.role in choosers:
+            node["passages"] = _candidates(record)
+        elif not some_choose:
+            node["passages"] = [{"title": p.title, "text": p.text} for p in record.passages]
         if record.calls:
             node["calls"] = [[call.purpose, _result(call)] for call in record.calls]
         if tokenizer is not None and record.action is not None:
@@ -88,13 +95,9 @@ def _node(record: Record, credit: float | None) -> dict[str, Any]:
     }
 
 
-def _passages(record: Record, has_readers: bool) -> list[dict[str, Any]]:
-    """The candidates of a reader, marked if chosen; without readers, the passages searched."""
-    if not has_readers:
-        return [{"title": p.title, "text": p.text} for p in record.passages]
-    if record.role not in READERS:
-        return []
-    # The documents of the state after the action include the candidates that the reader chose.
+def _candidates(record: Record) -> list[dict[str, Any]]:
+    """The passages that a role chose from, marked if chosen."""
+    # The documents of the state after the action include the chosen candidates.
     documents = set(record.state.documents)
     return [
         {"title": p.title, "text": p.text, "kept": p in documents} for p in record.state.candidates

@@ -40,10 +40,16 @@ from jax_ragrl.rollout.system import check_members
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems.ablation import LOOSE, OWN, with_credit, with_grammar, with_own_policies
+from jax_ragrl.systems.ablation import (
+    LOOSE,
+    OWN,
+    with_credit,
+    with_grammar,
+    with_own_policies,
+    with_thinking,
+)
 from jax_ragrl.systems.base import Credit, Recipe, check_group_size, masked_credit
 from jax_ragrl.systems.registry import system_module
-from jax_ragrl.systems.thinking import with_thinking
 
 REMOTE = "remote"  # the kind of an index on a server
 REPLY = 512  # maximum new tokens of a frozen local model: no system requests more

@@ -35,7 +35,7 @@ from jax_ragrl.credit.assign import (
 )
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.systems.base import Credit, GroupCredit, Recipe, WrappedSystem, check_group_size
+from jax_ragrl.systems.base import Credit, GroupCredit, Recipe, check_group_size, with_roles
 
 OWN = "own"
 LOOSE, STRICT = "loose", "strict"
@@ -94,39 +94,26 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnPolicies(WrappedSystem):
-    """A system in which each role in `own` has a separate policy, with the name of the role."""
-
-    own: frozenset[str]
-
-    @property
-    def roles(self) -> Mapping[str, Role]:
-        """The roles of the inner system; those in `own` have their own policy."""
-        return {
-            name: dataclasses.replace(role, policy=name) if name in self.own else role
-            for name, role in self.system.roles.items()
-        }
-
-
 def with_own_policies(recipe: Recipe, names: Collection[str]) -> Recipe:
-    """Returns the recipe with a separate policy for each role in `names`.
+    """Returns the recipe with a separate policy, of its own name, for each role in `names`.
 
     Names that are not roles of the system are ignored: they may be names of policies.
     """
     own = frozenset(names) & recipe.system.roles.keys()
-    return recipe.with_systems(lambda system: OwnPolicies(system, own)) if own else recipe
+
+    def with_own_policy(role: Role) -> Role:
+        return dataclasses.replace(role, policy=role.name) if role.name in own else role
+
+    return with_roles(recipe, with_own_policy) if own else recipe
 
 
-@dataclasses.dataclass(frozen=True)
-class StrictGrammars(WrappedSystem):
-    """A system whose actions have to match the regular expressions of their roles."""
+def with_thinking(recipe: Recipe) -> Recipe:
+    """Returns the recipe with roles that think, but those that may write certain tokens only."""
+    return with_roles(recipe, _thinking)
 
-    @property
-    def roles(self) -> Mapping[str, Role]:
-        """The roles of the inner system, all of them strict."""
-        roles = self.system.roles
-        return {name: dataclasses.replace(role, strict=True) for name, role in roles.items()}
+
+def _thinking(role: Role) -> Role:
+    return dataclasses.replace(role, thinking=not role.allowed_token_regex)
 
 
 def with_grammar(recipe: Recipe, grammar: str) -> Recipe:
@@ -142,7 +129,11 @@ def with_grammar(recipe: Recipe, grammar: str) -> Recipe:
     for system in filter(None, (recipe.system, recipe.inference)):
         for role in system.roles.values():
             _check_strict(role)
-    return recipe.with_systems(StrictGrammars)
+    return with_roles(recipe, _strict)
+
+
+def _strict(role: Role) -> Role:
+    return dataclasses.replace(role, strict=True)
 
 
 def _check_strict(role: Role) -> None:

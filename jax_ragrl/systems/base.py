@@ -182,11 +182,27 @@ class Recipe:
         """The system for evaluation."""
         return self.inference or self.system
 
-    def with_systems(self, wrap: Callable[[System], System]) -> Recipe:
-        """Returns the recipe with `wrap` around each of its systems, fixed strategies included."""
-        return dataclasses.replace(
-            self,
-            system=wrap(self.system),
-            inference=wrap(self.inference) if self.inference else None,
-            fixed_strategies={name: wrap(x) for name, x in self.fixed_strategies.items()},
-        )
+
+@dataclasses.dataclass(frozen=True)
+class ChangedRoles(WrappedSystem):
+    """A system in which `change` is applied to each role."""
+
+    change: Callable[[Role], Role]
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """The changed roles of the inner system."""
+        return {name: self.change(role) for name, role in self.system.roles.items()}
+
+
+def with_roles(recipe: Recipe, change: Callable[[Role], Role]) -> Recipe:
+    """Returns the recipe with other roles in each of its systems, fixed strategies included."""
+    inference = recipe.inference
+    return dataclasses.replace(
+        recipe,
+        system=ChangedRoles(recipe.system, change),
+        inference=ChangedRoles(inference, change) if inference else None,
+        fixed_strategies={
+            name: ChangedRoles(system, change) for name, system in recipe.fixed_strategies.items()
+        },
+    )

@@ -19,27 +19,27 @@ from typing import Any
 
 from jax_ragrl.errors import UserError
 
-# A new system needs one line here. Modules are imported on demand, so that one broken system does
-# not stop the others.
-MODULES: Mapping[str, str] = {
-    "c3po": "jax_ragrl.systems.c3po",
-    "mmoa_rag": "jax_ragrl.systems.mmoa_rag",
-    "coda": "jax_ragrl.systems.coda",
-    "mao_arag": "jax_ragrl.systems.mao_arag",
-    "opera": "jax_ragrl.systems.opera",
+# The modules of this package that have a short name, with the names of their papers. They are
+# imported on demand, so that one broken system does not stop the others.
+PAPERS: Mapping[str, str] = {
+    "c3po": "C-3PO",
+    "mmoa_rag": "MMOA-RAG",
+    "coda": "CoDA",
+    "mao_arag": "MAO-ARAG",
+    "opera": "OPERA",
 }
 
 
 def system_module(name: str) -> Any:
-    """Returns the module of a system: a key of `MODULES`, or any dotted name.
+    """Returns the module of a system: a key of `PAPERS`, or any dotted name.
 
     Raises:
       UserError: there is no such module, or importing it fails.
     """
     try:
-        return importlib.import_module(MODULES.get(name, name))
+        return importlib.import_module(f"jax_ragrl.systems.{name}" if name in PAPERS else name)
     except (ImportError, ValueError) as error:
         raise UserError(
-            f"config.system is {name!r}: use {', '.join(MODULES)}, or the dotted name of a module "
+            f"config.system is {name!r}: use {', '.join(PAPERS)}, or the dotted name of a module "
             f"({error})"
         ) from error

@@ -244,7 +244,9 @@ def _saved_trees(
     """Returns the first trees of a step for the log, or None if its trees are not saved."""
     if step % job.run.save_trees_every != 0 and step + 1 != job.run.steps:
         return None
-    return trees(forest, credit_N, job.run.trees_per_save, tokenizer=parts.tokenizer)
+    choosers = [name for name, role in job.recipe.system.roles.items() if role.chooses]
+    count, tokenizer = job.run.trees_per_save, parts.tokenizer
+    return trees(forest, credit_N, count, choosers=choosers, tokenizer=tokenizer)
 
 
 def _start_or_resume(

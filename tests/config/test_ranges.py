@@ -19,7 +19,7 @@ from jax_ragrl.config.schema import build, convert, fields_of, is_section
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.systems import baselines
-from jax_ragrl.systems.registry import MODULES, system_module
+from jax_ragrl.systems.registry import PAPERS, system_module
 from jax_ragrl.warmstart.demos import WarmStart
 from jax_ragrl.warmstart.finetune import Finetune
 from jax_ragrl.warmstart.warmup import Warmup
@@ -28,7 +28,7 @@ from tests.test_configs import load
 BASELINES = [m.name for m in pkgutil.iter_modules(baselines.__path__, f"{baselines.__name__}.")]
 SETTINGS = [
     module.Settings
-    for module in map(system_module, [*MODULES, *BASELINES])
+    for module in map(system_module, [*PAPERS, *BASELINES])
     if hasattr(module, "Settings")
 ]
 

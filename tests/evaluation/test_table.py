@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.cli import evaluate as evaluate_command
-from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
+from jax_ragrl.cli.main import CONFIGS, load_config, main
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
@@ -49,6 +49,7 @@ from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.systems.mmoa_rag import render_selection
+from jax_ragrl.systems.registry import PAPERS
 from jax_ragrl.text.prompts import template
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.loop import prepare_policies, trained_state

@@ -19,8 +19,7 @@ from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT, ParsedAction, Role, parse_action
 from jax_ragrl.run.config import load_job
-from jax_ragrl.systems.base import innermost_system
-from jax_ragrl.systems.thinking import ThinkingRoles
+from jax_ragrl.systems.base import ChangedRoles, innermost_system
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, Tape, system
 from tests.thinking import ALWAYS, SWITCHED, thinking_tokenizer
@@ -83,7 +82,8 @@ def test_the_whole_block_is_trained():
         "router": [f"{BLOCK}[Retrieval] Ann"],
         "filter": [f"{BLOCK}Thought: t\nAction: [1]"],
     }
-    forest = collect(ThinkingRoles(system()), single_chain, (ANN,), Tape(texts).environment())
+    thinks = ChangedRoles(system(), lambda role: dataclasses.replace(role, thinking=True))
+    forest = collect(thinks, single_chain, (ANN,), Tape(texts).environment())
     (leaf,) = [record for record in forest.records if record.role == "leaf"]
     assert leaf.finish_reason == "answered"
     ones_N = np.ones(len(forest.records), np.float32)

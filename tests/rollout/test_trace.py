@@ -14,6 +14,7 @@ from tests.rollout.tape import ANN, PAPER, Tape, credit_of, improvise, play
 from tests.rollout.test_collect import QUESTIONS
 from tests.tiny import tokenizer
 
+CHOOSERS = ("filter",)
 TEXTS = {
     "router": ["[Retrieval] Ann"],
     "filter": ["Thought: t\nAction: [2]"],
@@ -22,7 +23,7 @@ TEXTS = {
 
 def test_traces_are_json_and_hold_every_node():
     forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
-    drawn = trees(forest, credit_of(forest), 4)
+    drawn = trees(forest, credit_of(forest), 4, choosers=CHOOSERS)
     assert json.loads(json.dumps(drawn, allow_nan=False)) == drawn
     assert [tree["question"] for tree in drawn] == [q.text for q in QUESTIONS[:4]]
     ids = [[node["id"] for node in tree["nodes"]] for tree in drawn]
@@ -31,7 +32,7 @@ def test_traces_are_json_and_hold_every_node():
 
 def test_a_tree_holds_texts_parents_rewards_and_answers():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
-    (tree,) = trees(forest, credit_of(forest), 5)
+    (tree,) = trees(forest, credit_of(forest), 5, choosers=CHOOSERS)
     assert tree | {"nodes": 0} == {
         "question": ANN.text,
         "answers": ["Ulm"],
@@ -55,7 +56,7 @@ def test_a_decision_after_a_filter_shows_no_passages():
         "filter": ["Thought: t\nAction: [1]"],
     }
     forest = play(Tape(texts))
-    (tree,) = trees(forest, credit_of(forest), 1)
+    (tree,) = trees(forest, credit_of(forest), 1, choosers=CHOOSERS)
     lines = {n["id"]: len(n["passages"]) for n in tree["nodes"]}
     assert lines == {0: 0, 1: 0, 2: 2, 3: 0, 4: 0}
 
@@ -68,7 +69,7 @@ def test_credit_without_a_leaf_is_null():
 
 def test_a_failed_question_is_skipped_and_not_counted():
     forest = play(Tape(improvise), *QUESTIONS)._replace(failed_questions=(0, 2))
-    drawn = trees(forest, credit_of(forest), 2)
+    drawn = trees(forest, credit_of(forest), 2, choosers=CHOOSERS)
     assert [tree["question"] for tree in drawn] == [QUESTIONS[1].text, QUESTIONS[3].text]
 
 
@@ -105,7 +106,7 @@ def test_a_transcript_holds_every_step_in_order():
 
 def test_a_leaf_holds_the_calls_on_its_path():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
-    (tree,) = trees(forest, credit_of(forest), 1)
+    (tree,) = trees(forest, credit_of(forest), 1, choosers=CHOOSERS)
     assert [node.get("calls") for node in tree["nodes"]] == [
         None,
         None,

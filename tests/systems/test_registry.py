@@ -12,11 +12,11 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import SYSTEMS
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.systems.base import Recipe
-from jax_ragrl.systems.registry import MODULES, system_module
+from jax_ragrl.systems.registry import PAPERS, system_module
 from jax_ragrl.warmstart.teacher_examples import TEACHERS, teacher_of
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", PAPERS)
 def test_a_registered_system_is_complete(name):
     module = system_module(name)
     assert dataclasses.is_dataclass(module.Settings)

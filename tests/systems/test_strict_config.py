@@ -15,7 +15,7 @@ from jax_ragrl.rollout.tree import Action, Record, build_forest
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.systems.ablation import with_grammar, with_own_policies
 from jax_ragrl.systems.base import WrappedSystem
-from jax_ragrl.systems.registry import MODULES, system_module
+from jax_ragrl.systems.registry import PAPERS, system_module
 from jax_ragrl.training.rollout_metrics import removed_masses
 from jax_ragrl.types import Sampling
 from tests.rollout.tape import ANN
@@ -29,7 +29,7 @@ def recipe_of(name: str):
     return module.recipe(module.Settings())
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", PAPERS)
 def test_every_role_of_every_system_can_be_strict(name: str):
     recipe = recipe_of(name)
     strict = with_grammar(recipe, "strict")

@@ -154,7 +154,10 @@ class C3PO:
         sampling = Sampling(self.temperature, 1.0, self.max_tokens)
         parsers = {ROUTER: parse_router, FILTER: parse_filter, DECISION: parse_decision}
         regexes = strict_grammars(self.top_k)
-        return {n: Role(n, parsers[n], sampling, action_regex=regexes[n]) for n in parsers}
+        return {
+            name: Role(name, parse, sampling, action_regex=regexes[name], chooses=name == FILTER)
+            for name, parse in parsers.items()
+        }
 
     def steps(self, question: Question) -> Steps:
         """Answers from memory, after one search, or after a planned series of searches."""

@@ -150,7 +150,12 @@ class MMOARAG:
         roles = {"QR": Role(REWRITER, parse_queries, tokens, action_regex=QUERIES)}
         tokens = sampling(self.selector_max_tokens)
         roles["S"] = Role(
-            SELECTOR, selection, tokens, allowed_token_regex=mask, action_regex=ordered
+            SELECTOR,
+            selection,
+            tokens,
+            allowed_token_regex=mask,
+            action_regex=ordered,
+            chooses=True,
         )
         tokens = sampling(self.generator_max_tokens)
         roles["G"] = Role(GENERATOR, parse_answer, tokens, action_regex=ANSWER)
