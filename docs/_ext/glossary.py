@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from jax_ragrl import types
-from jax_ragrl.rollout.fault_kinds import FAULTS
+from jax_ragrl.systems.registry import known_faults
 
 
 def faults() -> str:
     """Each kind of fault with its sentence."""
-    rows = (f"| {kind} | {text} |" for kind, text in FAULTS.items())
+    rows = (f"| {kind} | {text} |" for kind, text in known_faults().items())
     return "\n".join(["| kind | meaning |", "|---|---|", *rows, ""])
 
 

@@ -16,7 +16,7 @@ from jax_ragrl.report import charts
 from jax_ragrl.report.load import Curve, RunData, curve, is_number, keys_under, load_run
 from jax_ragrl.report.sketch import Scale, TreeNode, build_tree, credit_scale, draw_tree
 from jax_ragrl.report.trees import LEAF, largest_credit, rewards, spread, stored_trees
-from jax_ragrl.rollout.fault_kinds import explain
+from jax_ragrl.systems.registry import explain, known_faults
 
 MAX_TREES = 12  # of the report; the explorer has all
 COLORS = 6  # for strategies, c0 to c5 of the style sheet
@@ -434,13 +434,13 @@ def failures(run: RunData) -> list[tuple[str, str, str, str, str]]:
     """Kinds of failures in rollouts: name, sentence, counts of the first, last and all steps."""
     if not run.metrics:
         return []
-    rows = []
+    rows, faults = [], known_faults(str(run.config.get("system", "")))
     for prefix, name in FAILURES.items():
         for key in keys_under(run.metrics, prefix):
             first, last = (run.metrics[i].get(key, 0) for i in (0, -1))
             counts = [first, last, sum(curve(run.metrics, key).values)]
             kind = key.removeprefix(prefix)
-            rows.append((f"{name}: {kind}", explain(kind), *(f"{n:.0f}" for n in counts)))
+            rows.append((f"{name}: {kind}", explain(kind, faults), *(f"{n:.0f}" for n in counts)))
     return rows  # type: ignore[return-value]
 
 

@@ -19,10 +19,10 @@ from typing import Any
 from jax_ragrl.errors import UserError
 from jax_ragrl.report.load import TREES, by_step, read_lines
 from jax_ragrl.report.trees import Numbers, compact_tree, shorten, stored_trees
-from jax_ragrl.rollout.fault_kinds import explain_all
 from jax_ragrl.run.mistakes import mistake_of
 from jax_ragrl.run.predictions import FOLDER
 from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.systems.registry import explain, known_faults
 from jax_ragrl.types import Passage
 
 FILES = ("explorer.html", "explorer.js", "trees.js")
@@ -181,6 +181,7 @@ def merge(
         for run, run_trees in enumerate(trees.values())
         for tree in run_trees
     ]
+    kinds, faults = sorted({*_kinds(questions.values(), compact)}), known_faults()
     return {
         "sources": list(sources),
         "passages": [list(entry) for entry in numbers],
@@ -189,7 +190,7 @@ def merge(
         "trees": sorted(compact, key=lambda tree: -tree["spread"]),
         "texts": list(texts),
         "limit": limit if limit < TEXT_LIMITS[0] else None,
-        "faults": explain_all(_kinds(questions.values(), compact)),
+        "faults": {kind: text for kind in kinds if (text := explain(kind, faults))},
     }
 
 

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import action_ids, context_ids, context_texts, reply_ids
-from jax_ragrl.rollout.roles import Role
+from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT, Role
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.jobs import Row, SamplingJob, Shapes
 from jax_ragrl.text.thoughts import CLOSE
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 TOO_LONG = "Prompt Too Long"  # the error of an action whose prompt fits no static shape
+# The faults of any system, each with a sentence; a system declares its own in the same way.
+FAULTS = {
+    TOO_LONG: "The prompt exceeds the longest static shape, so nothing was sampled.",
+    UNCLOSED_THOUGHT: "The think block never ends.",
+}
 NO_PREFIX = -1  # the prefix number of actions without a forced prefix
 
 

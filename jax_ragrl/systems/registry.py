@@ -13,7 +13,9 @@ class `Labeler` of `warmstart/labels/NAME.py`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,3 +45,34 @@ def system_module(name: str) -> Any:
             f"config.system is {name!r}: use {', '.join(PAPERS)}, or the dotted name of a module "
             f"({error})"
         ) from error
+
+
+def known_faults(system: str = "") -> dict[str, str]:
+    """Returns the kinds of malformed actions and early ends, each with a sentence, by the alphabet.
+
+    A system declares its own as a class attribute `FAULTS`.
+
+    Args:
+      system: a system besides those of the package, as for `system_module`; one that cannot be
+        imported here is left out.
+    """
+    from jax_ragrl.rollout.pending import FAULTS
+    from jax_ragrl.systems import baselines
+
+    found = dict(FAULTS)
+    names = [m.name for m in pkgutil.iter_modules(baselines.__path__, f"{baselines.__name__}.")]
+    with contextlib.suppress(UserError):
+        for name in (*PAPERS, *names, system):
+            for value in vars(system_module(name)).values():
+                found |= getattr(value, "FAULTS", {}) if isinstance(value, type) else {}
+    return dict(sorted(found.items()))
+
+
+def explain(kind: str, faults: Mapping[str, str]) -> str:
+    """Returns the sentence of a kind such as `No Plan` or `answered, Out Of Turns`; may be empty.
+
+    Args:
+      kind: an error of an action, or a finish reason.
+      faults: see `known_faults`.
+    """
+    return faults.get(kind.removeprefix("answered, "), "")

@@ -17,6 +17,12 @@ from jax_ragrl.text.patterns import between, choice, enclosed, line, lines
 from jax_ragrl.text.prompts import format_passages, template
 from jax_ragrl.types import Message
 
+TAG_FAULTS = {
+    "No Action": "The text holds no tag of an action.",
+    "Empty Action": "The tag of the action holds no text.",
+    "Out of Turns": "The last turn was spent without an answer.",
+}
+
 THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answer"
 
 

@@ -24,10 +24,10 @@ from jax_ragrl.report.explorer import (
     render,
 )
 from jax_ragrl.report.trees import stored_trees
-from jax_ragrl.rollout.fault_kinds import FAULTS
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.run.predictions import prediction_rows, write_predictions
 from jax_ragrl.systems.baselines.standard import StandardRAG
+from jax_ragrl.systems.c3po import C3PO
 from tests.rollout.tape import ANN, BOB, Tape
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -181,7 +181,7 @@ def test_a_page_has_every_stored_tree_and_the_sentence_of_each_fault():
     ]
     (number,) = data["trees"][1]["nodes"][0]["passages"]
     assert data["passages"][number] == ["", "T", "text"]
-    assert data["faults"] == {"Invalid Format": FAULTS["Invalid Format"]}
+    assert data["faults"] == {"Invalid Format": C3PO.FAULTS["Invalid Format"]}
 
 
 def test_a_run_without_an_evaluation_has_an_explorer_of_its_trees(tmp_path, capsys):

@@ -20,8 +20,8 @@ from jax_ragrl.report.load import Curve, RunData, by_step, curve, load_run
 from jax_ragrl.report.sketch import Scale, build_tree, credit_scale
 from jax_ragrl.report.svg import Frame, axes, element, ticks
 from jax_ragrl.report.trees import largest_credit, spread, stored_trees
-from jax_ragrl.rollout.fault_kinds import FAULTS
 from jax_ragrl.run.metric_names import METRICS
+from jax_ragrl.systems.c3po import C3PO
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -534,7 +534,7 @@ def test_failures_are_counted(tmp_path):
     text = read(tmp_path).text
     # Each kind has the sentence of the glossary.
     assert "Invalid action: No JSON The query is not in a JSON object. 5 0 5" in text
-    assert f"Ended without an answer: Max Depth {FAULTS['Max Depth']} 0 1 1" in text
+    assert f"Ended without an answer: Max Depth {C3PO.FAULTS['Max Depth']} 0 1 1" in text
     assert "Outcomes of the trained system: answered 9, Max Depth 2." in text
 
 

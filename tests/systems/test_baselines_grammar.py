@@ -7,35 +7,37 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_ragrl.rollout.roles import ParsedAction
-from jax_ragrl.systems.baselines.adaptive import parse_class
+from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG, parse_class
 from jax_ragrl.systems.baselines.agents import (
     BEGIN,
     END,
     FINISH,
     SEARCH,
+    ReAct,
+    SearchO1,
     parse_marked,
     parse_react,
 )
-from jax_ragrl.systems.baselines.instruct_rag import parse_rationale
-from jax_ragrl.systems.baselines.iterative import parse_thought
-from jax_ragrl.systems.baselines.rerank import TOP_GRADE, parse_grade
-from jax_ragrl.systems.baselines.rewrite import interleave, parse_queries
-from jax_ragrl.systems.baselines.selection import parse_selection
-from jax_ragrl.systems.baselines.self_rag import critique, parse_verdict
-from jax_ragrl.systems.baselines.slim_plm import parse_draft, parse_gate
+from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
+from jax_ragrl.systems.baselines.iterative import IRCoT, parse_thought
+from jax_ragrl.systems.baselines.rerank import TOP_GRADE, Reranker, parse_grade
+from jax_ragrl.systems.baselines.rewrite import QueryRewrite, interleave, parse_queries
+from jax_ragrl.systems.baselines.selection import Selection, parse_selection
+from jax_ragrl.systems.baselines.self_rag import SelfRAG, critique, parse_verdict
+from jax_ragrl.systems.baselines.slim_plm import SlimPLM, parse_draft, parse_gate
 from tests.rollout.tape import passage
 
 PARSERS = {
-    parse_class: {"Invalid Class"},
-    parse_draft: {"Empty Draft"},
-    parse_gate: {"Invalid Gate"},
-    parse_grade: {"Invalid Grade"},
-    parse_marked: {"No Action", "Empty Action"},
-    parse_queries: {"No Query"},
-    parse_rationale: {"No Answer"},
-    parse_react: {"No Action", "Empty Action"},
-    parse_thought: {"Empty Thought", "Empty Answer"},
-    parse_verdict: {"Invalid Verdict"},
+    parse_class: AdaptiveRAG,
+    parse_draft: SlimPLM,
+    parse_gate: SlimPLM,
+    parse_grade: Reranker,
+    parse_marked: SearchO1,
+    parse_queries: QueryRewrite,
+    parse_rationale: InstructRAG,
+    parse_react: ReAct,
+    parse_thought: IRCoT,
+    parse_verdict: SelfRAG,
 }
 
 ANYTHING = st.text(st.characters(exclude_categories=()))
@@ -54,7 +56,7 @@ PIECES = st.lists(
 @hypothesis.given(text=ANYTHING | PIECES)
 def test_a_parser_never_raises_and_names_errors(parse, text):
     result = parse(text)
-    assert result.valid == (not result.error) and result.error in PARSERS[parse] | {""}
+    assert result.valid == (not result.error) and result.error in {"", *PARSERS[parse].FAULTS}
     assert result.valid or (not result.action and not result.args)
 
 
@@ -71,7 +73,7 @@ def test_queries_and_answers_are_never_empty(text):
 def test_a_selection_has_distinct_existing_documents(text):
     result = parse_selection(text, 10)
     assert set(result.args) <= set(range(1, 11)) and len(set(result.args)) == len(result.args)
-    assert result.valid or result.error in ("Invalid Selection", "Invalid Document Idx")
+    assert result.valid or result.error in Selection.FAULTS
 
 
 @hypothesis.given(text=ANYTHING | PIECES)

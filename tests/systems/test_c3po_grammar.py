@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.systems.c3po import (
+    C3PO,
     LLM,
     MAX_QUERY_WORDS,
     NO_RETRIEVAL,
@@ -25,7 +26,6 @@ LEGAL = {
     parse_filter: {"Select"},
     parse_decision: {RETRIEVAL, LLM},
 }
-FAULTS = {"Invalid Format", "Invalid Action", "Invalid Document Idx"}
 
 # Any code point, including lone surrogates, and pieces that resemble the grammars.
 ANYTHING = st.text(st.characters(exclude_categories=()))
@@ -47,7 +47,7 @@ def test_a_parser_never_raises_and_names_errors(parse, text):
     if result.valid:
         assert result.action in LEGAL[parse] and not result.error
     else:
-        assert result.error in FAULTS and not result.action and not result.args
+        assert result.error in C3PO.FAULTS and not result.action and not result.args
 
 
 @hypothesis.given(text=ANYTHING | PIECES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import types
 
@@ -10,9 +11,12 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import SYSTEMS
+from jax_ragrl.rollout.pending import TOO_LONG
+from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT
+from jax_ragrl.rollout.tree import LIMITS
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.systems.base import Recipe
-from jax_ragrl.systems.registry import PAPERS, system_module
+from jax_ragrl.systems.registry import PAPERS, explain, known_faults, system_module
 from jax_ragrl.warmstart.teacher_examples import TEACHERS, teacher_of
 
 
@@ -43,3 +47,15 @@ def test_a_system_may_name_another_ones_teacher(monkeypatch):
         teacher_of("sixth_system")
     module.TEACHER = "opera"
     assert teacher_of("sixth_system") is teacher_of("opera")
+
+
+def test_a_system_declares_a_sentence_for_each_of_its_faults(monkeypatch):
+    module = types.ModuleType("seventh_system")
+    module.Own = type("Own", (), {"FAULTS": {"Lost Thread": "The answer is to another question."}})
+    monkeypatch.setitem(sys.modules, "seventh_system", module)
+    faults = known_faults("seventh_system")
+    assert faults.keys() - known_faults("not.installed") == {"Lost Thread"}
+    assert {TOO_LONG, UNCLOSED_THOUGHT, *LIMITS, "No Query"} < faults.keys()
+    assert all(re.fullmatch(r"[A-Z][^.]+\.", text) for text in faults.values())
+    assert explain("answered, Out Of Turns", faults) == faults["Out Of Turns"]
+    assert explain("answered", faults) == explain("The server said no", faults) == ""

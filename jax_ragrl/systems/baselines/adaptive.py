@@ -43,6 +43,10 @@ def parse_class(text: str) -> ParsedAction:
 class AdaptiveRAG(ScriptedSystem):
     """Classifies the question, then answers directly, from one search, or by IRCoT."""
 
+    FAULTS = {
+        "Invalid Class": "The prompt does not offer this class of questions.",
+    }
+
     ircot: IRCoT = IRCoT()
 
     @property

@@ -109,6 +109,11 @@ class PromptedAgent(ScriptedSystem):
       max_documents: the maximum number of passages in the answer prompt after the last turn.
     """
 
+    FAULTS = {
+        "No Action": "The text holds no tag of an action.",
+        "Empty Action": "The tag of the action holds no text.",
+    }
+
     turns: int = 15
     searches: int = 10
     max_documents: int = 15

@@ -49,6 +49,7 @@ from jax_ragrl.systems.tags import (
     ANSWER,
     REFINE,
     SEARCH,
+    TAG_FAULTS,
     THINK,
     converse,
     search_passages,
@@ -79,6 +80,8 @@ class SearchAgent:
       max_tokens, temperature, top_p: how each turn is sampled.
       as_chat_turns: observations are chat turns of the user, not plain text.
     """
+
+    FAULTS = TAG_FAULTS
 
     kind: str = "autorefine"
     style: str = "coda"

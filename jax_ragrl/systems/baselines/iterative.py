@@ -83,6 +83,11 @@ class IRCoT(ScriptedSystem):
       max_documents: the maximum number of collected passages, the earliest ones.
     """
 
+    FAULTS = {
+        "Empty Thought": "The step of reasoning holds no text.",
+        "Empty Answer": "The final answer holds no text.",
+    }
+
     thoughts: int = 8
     max_documents: int = 15
 

@@ -36,6 +36,10 @@ class Reranker(ScriptedSystem):
     Equal grades stay in the order of the retriever; a malformed grade counts as 0.
     """
 
+    FAULTS = {
+        "Invalid Grade": "The grade of a passage is not a number of the scale.",
+    }
+
     pool: int = 5
 
     def steps(self, question: Question) -> Steps:

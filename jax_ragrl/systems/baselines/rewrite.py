@@ -45,6 +45,10 @@ def interleave(rankings: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, 
 class QueryRewrite(ScriptedSystem):
     """Searches with at most `queries` queries; without a readable query, with the question."""
 
+    FAULTS = {
+        "No Query": "The text holds no query.",
+    }
+
     queries: int = 3
 
     def steps(self, question: Question) -> Steps:

@@ -40,6 +40,11 @@ class Selection(ScriptedSystem):
     If the selection is malformed, the first `top_k` passages of the retriever are read.
     """
 
+    FAULTS = {
+        "Invalid Selection": "None of the selected documents was shown.",
+        "Invalid Document Idx": "The selection holds something other than numbers of documents.",
+    }
+
     pool: int = 2
 
     def steps(self, question: Question) -> Steps:

@@ -48,6 +48,10 @@ class SelfRAG(ScriptedSystem):
     search; a malformed critique counts as no.
     """
 
+    FAULTS = {
+        "Invalid Verdict": "The verdict is neither yes nor no.",
+    }
+
     weights: tuple[float, float, float] = (1.0, 1.0, 0.5)
 
     def steps(self, question: Question) -> Steps:

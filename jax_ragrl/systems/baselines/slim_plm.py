@@ -54,6 +54,11 @@ class SlimPLM(ScriptedSystem):
     the draft.
     """
 
+    FAULTS = {
+        "Empty Draft": "The draft answer holds no text.",
+        "Invalid Gate": "The prompt does not offer this verdict on whether to search.",
+    }
+
     queries: int = 3
 
     @property

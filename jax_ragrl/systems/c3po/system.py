@@ -137,6 +137,15 @@ class C3PO:
       reply_tokens: the maximum number of tokens of a roadmap or an answer of the frozen model.
     """
 
+    FAULTS = {
+        "Invalid Format": "The text lacks the form that the prompt demands.",
+        "Invalid Action": "The prompt does not offer this action.",
+        "Invalid Document Idx": "The selection holds something other than numbers of documents.",
+        "Hallucinate Document Idx": "The selection names a document that was not shown.",
+        "Overwritten Action": "Another search was asked for when only an answer was offered.",
+        "Max Depth": "The rollout reached its largest number of levels without an answer.",
+    }
+
     style: str = "c3po"
     top_k: Count = 10
     max_depth: Count = 13

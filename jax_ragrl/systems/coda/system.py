@@ -11,7 +11,7 @@ from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Fault, Steps
 from jax_ragrl.systems import tags
-from jax_ragrl.systems.tags import ANSWER, REFINE, SEARCH, TASK, THINK
+from jax_ragrl.systems.tags import ANSWER, REFINE, SEARCH, TAG_FAULTS, TASK, THINK
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import Question, Sampling
 
@@ -38,6 +38,8 @@ class CoDA:
       refinement: executors are asked to refine the passages of a search. Without it they are
         Search-R1's agent in the hierarchy (table 3).
     """
+
+    FAULTS = TAG_FAULTS
 
     style: str = "coda"
     top_k: Count = 3

@@ -107,6 +107,22 @@ class MAOARAG:
       reply_tokens: the maximum number of tokens of an executor's reply.
     """
 
+    FAULTS = {
+        "Empty Workflow": "The workflow lists no executor.",
+        "Unknown Executor": "The workflow names an executor that does not exist.",
+        "Repeated Executor": "The workflow lists the same executor twice.",
+        "Decomposed Twice": "A sub-question was decomposed again, which is allowed once.",
+        "Decomposition Not Alone": "A workflow lists a decomposition and other executors.",
+        "Nothing To Select From": "The workflow selects documents before it has searched for any.",
+        "No Answer At The End": "The workflow does not end with the executor that answers.",
+        "No Legal Workflow": "The planner wrote no workflow that can be executed.",
+        "No Sub-Question": "The decomposition holds no sub-question.",
+        "Too Many Sub-Questions": "The decomposition has more sub-questions than are accepted.",
+        "Invalid Selection": "None of the selected documents was shown.",
+        "No Sub-Answer": "No sub-question has an answer.",
+        "Out Of Turns": "The planner's turns were spent before every sub-question had an answer.",
+    }
+
     style: str = "mao_arag"
     top_k: Count = 5
     max_turns: Count = 5

@@ -123,6 +123,15 @@ class MMOARAG:
       temperature, top_p: how each action is sampled.
     """
 
+    FAULTS = {
+        "No Query": "The text holds no query.",
+        "Too Many Queries": "The text holds more queries than the system accepts.",
+        "Invalid Selection": "None of the selected documents was shown.",
+        "Duplicate Document": "The same document is selected more than once.",
+        "Unknown Document": "The selection also names a document that was not shown.",
+        "No Answer": "The text holds no answer.",
+    }
+
     style: str = "mmoa_rag"
     modules: str = "QR+S+G"
     top_k: Count = 10

@@ -37,6 +37,16 @@ class Opera:
       shared_policy: all roles use one policy; the paper gives each role its own.
     """
 
+    FAULTS = {
+        "No Plan": "The text holds no list of sub-goals.",
+        "Cut Plan": "The plan has more steps than the system accepts, so its end was cut.",
+        "No Status": "The analysis does not say whether the documents suffice.",
+        "No JSON": "The query is not in a JSON object.",
+        "Empty Query": "The rewritten query holds no text.",
+        "Out of Rewrites": "Every rewritten query of a sub-goal failed.",
+        "Missing Answer": "A sub-goal needs the answer of an earlier one that failed.",
+    }
+
     style: str = "opera"
     top_k: Count = 5
     max_plan_steps: Natural = 6
