@@ -17,7 +17,14 @@ from jax_ragrl.config.schema import local
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.by_name import SMOLLM2, TINY, local_model
-from jax_ragrl.retrieval.kinds import LISTWISE, BM25Index, Index, PipelineIndex, VectorIndex
+from jax_ragrl.retrieval.kinds import (
+    LISTWISE,
+    BM25Index,
+    Index,
+    OwnIndex,
+    PipelineIndex,
+    VectorIndex,
+)
 from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.hub import is_uri, parse_data_file
 from jax_ragrl.runtime.jsonl import read_rows
@@ -274,6 +281,8 @@ def _retriever(index: Index) -> str:
         return f"BM25 (language {index.language})"
     if isinstance(index, VectorIndex):
         return f"{index.kind} search, encoder {_public_name(index.encoder)}"
+    if isinstance(index, OwnIndex):
+        return f"own retriever {index.retriever}"
     return f"server of kind {index.kind}"
 
 

@@ -222,7 +222,23 @@ class PipelineIndex:
         )
 
 
-Index = VectorIndex | BM25Index | RemoteIndex | SearxngIndex | SerperIndex | PipelineIndex
+@dataclasses.dataclass(frozen=True)
+class OwnIndex:
+    """A retriever of one's own.
+
+    Fields:
+      retriever: `module:name` of a function or class. It is called with the corpus and returns a
+        `retrieval.base.Retriever`.
+      kind: `own`.
+    """
+
+    retriever: str
+    kind: Literal["own"] = "own"
+
+
+Index = (
+    VectorIndex | BM25Index | RemoteIndex | SearxngIndex | SerperIndex | PipelineIndex | OwnIndex
+)
 
 
 def parse_retriever(text: str) -> SingleIndex:

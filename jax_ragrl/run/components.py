@@ -14,6 +14,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from jax_ragrl.config.schema import imported
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.chunks import WORDS, Units
 from jax_ragrl.corpus.data_path import data_path
@@ -54,6 +55,7 @@ from jax_ragrl.retrieval.kinds import (
     HASHED_WORDS,
     BM25Index,
     Index,
+    OwnIndex,
     PipelineIndex,
     RemoteIndex,
     ServerIndex,
@@ -386,7 +388,7 @@ def corpus_folder(corpus: Corpus, index: Index, workdir: pathlib.Path) -> pathli
 def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
     """Returns the folder of the index of a run, which need not exist yet."""
     # A search server stores its own index; web search stores a cache of results.
-    folder = "" if isinstance(index, RemoteIndex) else index.folder
+    folder = "" if isinstance(index, RemoteIndex | OwnIndex) else index.folder
     return pathlib.Path(folder or workdir / "index")
 
 
@@ -408,6 +410,9 @@ def load_retriever(
     if isinstance(index, PipelineIndex):
         load = functools.partial(load_retriever, corpus, workdir=workdir)
         return build_pipeline(index, folder, load, llm)
+    if isinstance(index, OwnIndex):
+        own: Retriever = imported("index.retriever", index.retriever)(corpus)
+        return own
     if not isinstance(index, VectorIndex | BM25Index):
         return server_retriever(index, folder)
     if not len(corpus):

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Collection, Mapping
 
-from jax_ragrl.config.schema import one_of
+from jax_ragrl.config.schema import imported, one_of
 from jax_ragrl.credit.assign import (
     child_mean,
     immediate_credit,
@@ -60,7 +61,8 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
     Args:
       recipe: the recipe of a paper.
       credit: `own` leaves the credit of the recipe; otherwise a key of `RETURN_CREDITS` or
-        `GROUP_CREDITS`.
+        `GROUP_CREDITS`, or `module:function` of one's own: a `GroupCredit` if it has a parameter
+        `rule`, and otherwise a `Credit`.
       rollouts: the number of independent rollouts per question; 0 leaves the recipe's number.
 
     Raises:
@@ -70,6 +72,11 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
     recipe = dataclasses.replace(recipe, rollouts=rollouts or recipe.rollouts)
     if credit == OWN:
         return recipe
+    if ":" in credit:
+        own = imported("config.credit", credit)
+        kind = "compare" if "rule" in inspect.signature(own).parameters else "credit"
+        none = {"credit": None, "compare": None, "turn_credit": None}
+        return dataclasses.replace(recipe, **none | {kind: own}, reads_leaves=True)
     if credit in RETURN_CREDITS:
         rule = RETURN_CREDITS[credit]
         if isinstance(recipe.credit, functools.partial) and recipe.credit.func is rule:

@@ -21,7 +21,7 @@ RUN, RECIPE = "run", "recipe"
 RECIPE_KEYS = {
     "system": "the name of a system, or the dotted name of a module of one's own.",
     "recipe": "the settings of the system.",
-    "credit": "the credit rule; `own` is that of the system.",
+    "credit": "the credit rule; `own` is that of the system, `module:function` one of your own.",
     "rollouts": "the number of rollouts per question; 0: that of the system.",
     "grammar": "`strict` masks all tokens that no valid action continues with; `loose` does not.",
 }

@@ -49,7 +49,7 @@ def test_a_key_that_the_kind_does_not_read_is_refused(values, message):
 
 
 def test_the_kinds_are_those_of_the_retrievers():
-    assert set(kinds_of(Index)) == {*KINDS, "bm25", REMOTE, *ENGINES, "pipeline"}
+    assert set(kinds_of(Index)) == {*KINDS, "bm25", REMOTE, *ENGINES, "pipeline", "own"}
     for dtype in DTYPES:
         section = {"kind": "exact", "dtype": dtype}
         assert convert(Index, section, "config.index") == VectorIndex(kind="exact", dtype=dtype)

@@ -36,6 +36,7 @@ from jax_ragrl.run.components import index_folder, load_data, load_retriever
 from jax_ragrl.run.config import load_job, with_default_index
 from jax_ragrl.run.index_folder import build_section, open_folder
 from jax_ragrl.systems.baselines.standard import StandardRAG
+from jax_ragrl.types import Hits
 
 MADE = world.generate(0, 40)
 TINY_BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
@@ -221,6 +222,25 @@ def test_recall_after_a_language_model_needs_a_run(files, capsys):
     assert json.loads(capsys.readouterr().out)["rerank"] == "llm"
     index(files, "--retrievers", "http://h:1", code=2)
     assert "there is no index to build" in capsys.readouterr().err
+
+
+class Reversed:
+    """A retriever of one's own: the last passages first."""
+
+    def __init__(self, corpus: Corpus):
+        self.passages, self.fingerprint = corpus.passages[::-1], corpus.fingerprint
+
+    def search(self, queries, k):
+        return [Hits(self.passages[:k], (0.0,) * k) for _ in queries]
+
+
+def test_a_config_names_a_retriever_of_ones_own(corpus, tmp_path):
+    section = {"kind": "own", "retriever": f"{__name__}:Reversed"}
+    found = retrievers.retriever_from(corpus, section, tmp_path)
+    assert found.search(["q"], 2)[0].passages == corpus.passages[:-3:-1]
+    for wrong in ("Reversed", "nowhere:Reversed", f"{__name__}:Forward"):
+        with pytest.raises(UserError, match="index.retriever is '.*: give module:name"):
+            retrievers.retriever_from(corpus, section | {"retriever": wrong}, tmp_path)
 
 
 def test_files_without_a_section_are_searched_by_words():

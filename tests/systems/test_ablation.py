@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.credit.assign import immediate_credit
+from jax_ragrl.credit.assign import child_mean, immediate_credit, over_rollouts
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import single_chain
@@ -66,6 +66,14 @@ def test_the_config_selects_credit_and_rollouts(system, changes):
     result = job(system, changes)
     assert result.recipe.rollouts == changes.get("rollouts", job(system, {}).recipe.rollouts)
     assert result.credit != job(system, {}).credit
+
+
+def test_a_config_names_a_credit_of_ones_own():
+    assert job("mmoa_rag", {"credit": "jax_ragrl.credit.assign:child_mean"}).credit is child_mean
+    groups = {"credit": "jax_ragrl.credit.assign:over_rollouts", "rollouts": 2}
+    assert job("mmoa_rag", GRPO | groups).recipe.compare is over_rollouts
+    with pytest.raises(UserError, match="config.credit is 'nowhere:rule'.*give module:name"):
+        job("mmoa_rag", {"credit": "nowhere:rule"})
 
 
 @pytest.mark.parametrize("credit", ["rollouts", "roles", "siblings"])
