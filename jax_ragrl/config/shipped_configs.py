@@ -15,18 +15,14 @@ CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGE.parent / "configs"
 def shipped_configs() -> dict[str, str]:
     """Returns the first line of the docstring of each shipped config, by its name `configs/...`."""
     files = sorted(path for path in CONFIGS.rglob("*.py") if "__pycache__" not in path.parts)
-    return {name_of(path): _summary(path) for path in files}
+    # Parsed, because importing a config loads its libraries.
+    modules = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    return {n: (ast.get_docstring(m) or "").partition("\n")[0] for n, m in modules.items()}
 
 
 def name_of(path: pathlib.Path) -> str:
     """Returns the name `configs/...` of a shipped config, which works in any folder."""
     return str(pathlib.PurePosixPath("configs", *path.relative_to(CONFIGS).parts))
-
-
-def _summary(path: pathlib.Path) -> str:
-    # Parsed, because importing a config loads its libraries.
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0]
 
 
 def nearest_config(name: str) -> str:

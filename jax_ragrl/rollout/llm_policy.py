@@ -48,11 +48,13 @@ class LLMActionSampler:
             self._llm_request(r, i, start) for r in requests for i, start in enumerate(_starts(r))
         ]
         replies = iter(self._llm.complete(llm_requests) if llm_requests else [])
-        own = [(r, [next(replies) for _ in _starts(r)]) for r in requests]
-        return [
-            [self._action(r, text) for text in _texts(r, iter(_without_thoughts(r.role, texts)))]
-            for r, texts in own
-        ]
+        actions = []
+        for r in requests:
+            own = [next(replies) for _ in _starts(r)]
+            # A writer's reasoning is kept if the grammar has it.
+            own = own if r.role.reads_thoughts else without_thoughts(own)
+            actions.append([self._action(r, text) for text in _texts(r, iter(own))])
+        return actions
 
     def _llm_request(self, request: ActionRequest, number: int, start: str) -> LLMRequest:
         *before, last = conversation(self._tokenizer, request)
@@ -71,7 +73,9 @@ class LLMActionSampler:
         prompt = context_ids(self._tokenizer, request.messages, request.history, role.as_chat_turns)
         if isinstance(reply, EffectError):
             return Action(prompt, (), "", None, str(reply))
-        text = _cut(reply.strip(), role.stop_strings)
+        text = reply.strip()
+        ends = [text.find(stop) + len(stop) for stop in role.stop_strings if stop in text]
+        text = text[: min(ends, default=None)]
         return Action(prompt, action_ids(self._tokenizer, text, role.as_chat_turns), text)
 
 
@@ -108,13 +112,6 @@ def _texts(request: ActionRequest, replies: Iterator[str | EffectError]) -> list
     return texts + [next(replies) for _ in range(request.branching.samples)]
 
 
-def _without_thoughts(
-    role: Role, replies: Sequence[str | EffectError]
-) -> Sequence[str | EffectError]:
-    """Returns replies as texts of actions: a writer's reasoning is kept if the grammar has it."""
-    return replies if role.reads_thoughts else without_thoughts(replies)
-
-
 def _with_start(role: Role, start: str, reply: str | EffectError) -> str | EffectError:
     """Returns a reply with the required start.
 
@@ -123,9 +120,3 @@ def _with_start(role: Role, start: str, reply: str | EffectError) -> str | Effec
     if isinstance(reply, EffectError) or reply.strip().startswith(start):
         return reply
     return reply if role.parse(reply.strip()).valid else f"{start} {reply.strip()}"
-
-
-def _cut(text: str, stops: Sequence[str]) -> str:
-    """Returns a text up to the end of its first stop string."""
-    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    return text[: min(ends, default=None)]

@@ -53,10 +53,14 @@ class PolicySampler:
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
         pending = self.pending(requests)
+        batches: dict[tuple[str, int], list[JobKey]] = {}  # by policy and number of rows
+        for i, actions in enumerate(pending):
+            for number, (_, width) in actions.jobs.items():
+                batches.setdefault((actions.request.role.policy, width), []).append((i, number))
         # Start all jobs before waiting for one, so that the device is busy while rows are read.
         finishes = [
             self._start(policy, pending, keys, width)
-            for (policy, width), keys in sorted(_keys_by_batch(pending).items())
+            for (policy, width), keys in sorted(batches.items())
         ]
         for finish in finishes:
             finish()
@@ -174,17 +178,6 @@ class _ActionStream:
             yield from complete
             complete.clear()
         yield from complete
-
-
-def _keys_by_batch(
-    pending: Sequence[PendingActions],
-) -> dict[tuple[str, int], list[JobKey]]:
-    """Groups the jobs of all requests by policy and by number of rows."""
-    keys: dict[tuple[str, int], list[JobKey]] = {}
-    for i, actions in enumerate(pending):
-        for number, (_, width) in actions.jobs.items():
-            keys.setdefault((actions.request.role.policy, width), []).append((i, number))
-    return keys
 
 
 def check_grammars(roles: Iterable[Role], tokenizer: ChatTokenizer) -> None:

@@ -63,7 +63,12 @@ def _tree(
         node["reward"] = _finite(forest.reward_N[n]) if record.role == LEAF else None
         node["passages"] = []
         if record.role in choosers:
-            node["passages"] = _candidates(record)
+            # The documents of the state after the action include the chosen candidates.
+            kept = set(record.state.documents)
+            node["passages"] = [
+                {"title": p.title, "text": p.text, "kept": p in kept}
+                for p in record.state.candidates
+            ]
         elif not some_choose:
             node["passages"] = [{"title": p.title, "text": p.text} for p in record.passages]
         if record.calls:
@@ -93,15 +98,6 @@ def _node(record: Record, credit: float | None) -> dict[str, Any]:
         "answer": record.answer,
         "why": record.finish_reason or (action.error if action else ""),
     }
-
-
-def _candidates(record: Record) -> list[dict[str, Any]]:
-    """The passages that a role chose from, marked if chosen."""
-    # The documents of the state after the action include the chosen candidates.
-    documents = set(record.state.documents)
-    return [
-        {"title": p.title, "text": p.text, "kept": p in documents} for p in record.state.candidates
-    ]
 
 
 def _tokens(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
