@@ -26,7 +26,6 @@ FILES = sorted(CONFIGS.glob("**/*.py"))
 FULL = (*PAPERS, "coda:code", "coda:alone", "mao_arag:code", "mmoa_rag:code", "opera:code")
 TINY = [f"tiny/{file.stem}" for file in FILES if file.parent.name == "tiny"]
 REAL = [f"smollm2/{file.stem}" for file in FILES if file.parent.name == "smollm2"]
-PRESETS = ("tiny/c3po:changed", "tiny/one_module:bgm", "tiny/search_r1:ppo")
 GIVEN = {
     "policy": "models/policy",
     "index.encoder": "models/encoder",

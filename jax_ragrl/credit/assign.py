@@ -6,7 +6,7 @@ nodes to train.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -216,3 +216,18 @@ def compare(rule: Rule, reward_M: np.ndarray, group_M: np.ndarray) -> np.ndarray
         if len(members) > 1 and group_M[members[0]] >= 0:
             advantage_M[members] = rule(reward_M[members])
     return advantage_M
+
+
+# Credits that yield a return per action, for an objective with a critic.
+RETURN_CREDITS: Mapping[str, Callable[..., Any]] = {
+    "reachable_leaves": reachable_leaves,
+    "child_mean": child_mean,
+    "shared": shared_credit,
+    "earned": immediate_credit,
+}
+# Credits that compare an action with a group, by the rule in `objective.advantage`.
+GROUP_CREDITS: Mapping[str, Callable[..., Any]] = {
+    "rollouts": over_rollouts,
+    "roles": over_roles,
+    "siblings": over_siblings,
+}

@@ -22,37 +22,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from jax_ragrl.config.schema import imported, one_of
-from jax_ragrl.credit.assign import (
-    child_mean,
-    immediate_credit,
-    over_roles,
-    over_rollouts,
-    over_siblings,
-    reachable_leaves,
-    shared_credit,
-)
+from jax_ragrl.credit.assign import GROUP_CREDITS, RETURN_CREDITS
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.systems.base import Credit, GroupCredit, Recipe, check_group_size, with_roles
+from jax_ragrl.systems.base import Recipe, check_group_size, with_roles
 
 OWN = "own"
 LOOSE, STRICT = "loose", "strict"
-# Credits that yield a return per action, for an objective with a critic.
-RETURN_CREDITS: Mapping[str, Credit] = {
-    "reachable_leaves": reachable_leaves,
-    "child_mean": child_mean,
-    "shared": shared_credit,
-    "earned": immediate_credit,
-}
-# Credits that compare an action with a group, by the rule in `objective.advantage`.
-GROUP_CREDITS: Mapping[str, GroupCredit] = {
-    "rollouts": over_rollouts,
-    "roles": over_roles,
-    "siblings": over_siblings,
-}
 
 
 def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
