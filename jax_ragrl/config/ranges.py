@@ -11,7 +11,7 @@ import operator
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 
 from jax_ragrl.errors import UserError
 
@@ -52,6 +52,8 @@ def check_number(value: float, limits: Sequence[Any], where: str) -> None:
       limits: the annotations of its type; only bounds and `Or` count.
       where: its dotted path, for the message.
     """
+    # An `Interval` is several bounds.
+    limits = [x for each in limits for x in (each if isinstance(each, GroupedMetadata) else [each])]
     others = [limit.value for limit in limits if isinstance(limit, Or)]
     bounds = [
         (*BOUNDS[type(limit)], getattr(limit, type(limit).__name__.lower()))

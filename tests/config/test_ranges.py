@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import pytest
-from annotated_types import Gt, Lt
+from annotated_types import Gt, Interval, Lt
 
 from jax_ragrl.config.ranges import Bound, Count, Lengths, MeshSizes, NotNegative, Share
 from jax_ragrl.config.schema import build, convert, fields_of, is_section
@@ -62,6 +62,7 @@ def test_every_number_of_a_section_has_a_range():
         (Share, (0, 1), (-0.1, 1.1, math.nan), "a finite number, at least 0, at most 1"),
         (NotNegative, (0.0, 3), (-1, math.inf), "a finite number, at least 0"),
         (Annotated[float, Gt(0), Lt(1)], (0.5,), (0, 1), "a finite number, above 0, below 1"),
+        (Annotated[int, Interval(ge=1, lt=3)], (1, 2), (0, 3), "a finite number, .*1, below 3"),
         (Bound, (-math.inf, 3, math.inf), (math.nan,), "a finite number, or -inf, or inf"),
         (Count | None, (None, 1), (0,), "a finite number, at least 1"),
     ],
