@@ -89,6 +89,20 @@ def test_an_invalid_key_is_named_by_its_path(values, message):
         build(Job, values)
 
 
+def test_all_problems_are_named_at_once():
+    values = {"optimizer": {"rate": "fast", "stpes": 1}, "lengths": [1, "2"], "zzz": 1}
+    with pytest.raises(UserError) as error:
+        build(Job, values)
+    assert list(error.value.args) == problems(Job, values)
+    assert [text.split(" is ")[0].split(": ")[0] for text in error.value.args] == [
+        "unknown config key config.zzz",
+        "unknown config key config.optimizer.stpes",
+        "config key config.optimizer.rate",
+        "config key config.lengths[1]",
+    ]
+    assert "; config key config.lengths[1] is '2': it must be of type int" in str(error.value)
+
+
 @pytest.mark.parametrize("value", [5, "abc", None, {"a": 1}])
 def test_a_sequence_is_required(value):
     with pytest.raises(UserError, match=r"config\.lengths"):
