@@ -58,3 +58,23 @@ def _without_input(function: Any, inputs: tuple[str, ...]) -> list[str]:
     """The parameters without a default that are not among `inputs`."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.name not in inputs]
+
+
+def imported(where: str, text: str) -> Any:
+    """Returns the object that a text `module:name` names.
+
+    Args:
+      where: the name of the text in the message, such as a dotted config key.
+      text: the text.
+
+    Raises:
+      UserError: there is no such object.
+    """
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{where} is {text!r}, which cannot be imported ({error}): give module:name, where "
+            "PYTHONPATH includes the module"
+        ) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import importlib
 import pathlib
 import re
 import types
@@ -235,26 +234,6 @@ def one_of(where: str, value: str, valid: Iterable[str]) -> None:
     """
     if value not in valid:
         raise UserError(f"{where} is {value!r}: use one of {', '.join(valid)}")
-
-
-def imported(where: str, text: str) -> Any:
-    """Returns the object that a text `module:name` names.
-
-    Args:
-      where: the name of the text in the message, such as a dotted config key.
-      text: the text.
-
-    Raises:
-      UserError: there is no such object.
-    """
-    module, _, name = text.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{where} is {text!r}, which cannot be imported ({error}): give module:name, where "
-            "PYTHONPATH includes the module"
-        ) from error
 
 
 def is_http(address: str) -> bool:

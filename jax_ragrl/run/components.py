@@ -14,7 +14,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_ragrl.config.schema import imported
+from jax_ragrl.config.functions import imported
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.chunks import WORDS, Units
 from jax_ragrl.corpus.data_path import data_path

@@ -24,7 +24,8 @@ import functools
 import inspect
 from collections.abc import Collection
 
-from jax_ragrl.config.schema import imported, one_of
+from jax_ragrl.config.functions import imported
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import GROUP_CREDITS, RETURN_CREDITS
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Role
