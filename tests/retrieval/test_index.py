@@ -232,7 +232,7 @@ def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
     with pytest.raises(UserError, match="nan of their length"):
         build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors * np.nan)
     half = build_index(corpus, encoder, "exact", tmp_path / "half", vectors, "bfloat16")
-    assert half.searcher._parts[0].dtype == "bfloat16"
+    assert half.searcher._parts[0][0].dtype == "bfloat16"
 
 
 def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypatch):
@@ -306,7 +306,7 @@ def test_bfloat16_vectors_halve_the_bytes_at_equal_recall(tmp_path):
         build_index(made, encoder, "exact", tmp_path / dtype, dtype=dtype)
         for dtype in ("float32", "bfloat16")
     )
-    assert half.searcher._parts[0].nbytes * 2 == whole.searcher._parts[0].nbytes
+    assert half.searcher._parts[0][0].nbytes * 2 == whole.searcher._parts[0][0].nbytes
     assert shards.read_array(tmp_path / "bfloat16" / "vectors").dtype == np.float32
     hits, expected = half.search(queries, 5), whole.search(queries, 5)
     for x, y in zip(hits, expected, strict=True):

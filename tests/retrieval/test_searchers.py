@@ -160,8 +160,8 @@ def test_vectors_on_several_devices_are_searched_as_on_one(monkeypatch, k):
     expected = ExactSearcher(repeated).search(QUERIES, k)
     monkeypatch.setattr(exact, "PART", 150)
     searcher = ExactSearcher(repeated)
-    assert [int(n) for n in searcher._counts] == [167, 167, 167, 167, 166, 166]
-    assert len({x.device for x in searcher._parts}) == 6
+    assert [int(n) for _, n in searcher._parts] == [167, 167, 167, 167, 166, 166]
+    assert len({x.device for x, _ in searcher._parts}) == 6
     for result, x in zip(searcher.search(QUERIES, k), expected, strict=True):
         np.testing.assert_array_equal(result, x)
 
