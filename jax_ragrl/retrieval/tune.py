@@ -136,17 +136,13 @@ def tune(searcher: ScannSearcher, vectors_XD: np.ndarray, target: float) -> dict
     best = cheapest(recall, lambda x: count_bytes(x, count, dimension), target, count_leaves(count))
     share = recall(best)
     if share < target:
-        _warn(target, share)
+        print(
+            f"ragrl: the recall {target} cannot be reached: the most thorough search reaches "
+            f"{share:.4f} and is used; give a lower recall, or the index kind 'exact'",
+            file=sys.stderr,
+        )
     start = time.perf_counter()
     searcher.at(best).search(vectors_XD[own_Q], K)
     speed = len(own_Q) / (time.perf_counter() - start)
     values = {"target": target, **best._asdict(), "recall": round(share, 4)}
     return values | {"queries_per_s": round(speed, 1)}
-
-
-def _warn(target: float, share: float) -> None:
-    print(
-        f"ragrl: the recall {target} cannot be reached: the most thorough search reaches "
-        f"{share:.4f} and is used; give a lower recall, or the index kind 'exact'",
-        file=sys.stderr,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from jax_ragrl.errors import EffectError
@@ -49,11 +49,17 @@ class LLMActionSampler:
         ]
         replies = iter(self._llm.complete(llm_requests) if llm_requests else [])
         actions = []
-        for r in requests:
-            own = [next(replies) for _ in _starts(r)]
+        for request in requests:
+            role, branching = request.role, request.branching
+            texts = [next(replies) for _ in _starts(request)]
             # A writer's reasoning is kept if the grammar has it.
-            own = own if r.role.reads_thoughts else without_thoughts(own)
-            actions.append([self._action(r, text) for text in _texts(r, iter(own))])
+            own = iter(texts if role.reads_thoughts else without_thoughts(texts))
+            forced = [
+                f.text if f.complete else _with_start(role, f.text, next(own))
+                for f in branching.forced_actions
+            ]
+            sampled = [next(own) for _ in range(branching.samples)]
+            actions.append([self._action(request, text) for text in forced + sampled])
         return actions
 
     def _llm_request(self, request: ActionRequest, number: int, start: str) -> LLMRequest:
@@ -74,6 +80,7 @@ class LLMActionSampler:
         if isinstance(reply, EffectError):
             return Action(prompt, (), "", None, str(reply))
         text = reply.strip()
+        # The text ends with its first stop string.
         ends = [text.find(stop) + len(stop) for stop in role.stop_strings if stop in text]
         text = text[: min(ends, default=None)]
         return Action(prompt, action_ids(self._tokenizer, text, role.as_chat_turns), text)
@@ -101,15 +108,6 @@ def _starts(request: ActionRequest) -> list[str]:
     actions = request.branching.forced_actions
     starts = [action.text for action in actions if not action.complete]
     return starts + [""] * request.branching.samples
-
-
-def _texts(request: ActionRequest, replies: Iterator[str | EffectError]) -> list[str | EffectError]:
-    """Returns the texts of the actions of a request, taking their replies from an iterator."""
-    texts = [
-        f.text if f.complete else _with_start(request.role, f.text, next(replies))
-        for f in request.branching.forced_actions
-    ]
-    return texts + [next(replies) for _ in range(request.branching.samples)]
 
 
 def _with_start(role: Role, start: str, reply: str | EffectError) -> str | EffectError:

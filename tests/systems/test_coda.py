@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
-import runpy
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jax_ragrl.config.schema import build
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
@@ -27,7 +25,6 @@ from jax_ragrl.systems.coda import (
 )
 from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
 from jax_ragrl.text.prompts import user_turn
-from tests.conftest import REPO
 from tests.rollout.tape import ANN, BOB, passage
 from tests.systems.talk import ends, talk
 
@@ -349,16 +346,3 @@ def test_the_recipe_is_the_table_of_the_paper():
     assert (recipe.system.top_k, CODE.system.top_p) == (3, 0.95)
     assert dataclasses.replace(CODE, system=PAPER.system, joint_executor_reward=True) == PAPER
     assert {role.policy for role in recipe.system.roles.values()} == {"policy"}
-
-
-def test_the_config_contains_the_code_preset():
-    config = runpy.run_path(str(REPO / "configs/coda.py"))["get_config"]("code")
-    assert build(coda.Settings, config.recipe.to_dict()) == CODE != PAPER
-
-
-@pytest.mark.parametrize("file", ["configs/coda.py", "configs/tiny/coda.py"])
-def test_the_configs_contain_valid_settings(file):
-    config = runpy.run_path(str(REPO / file))["get_config"]()
-    settings = build(coda.Settings, config.recipe.to_dict())
-    assert config.system == "coda" and coda.recipe(settings).rollouts == settings.rollouts
-    assert (settings == PAPER) == (file == "configs/coda.py")

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 import random
-import runpy
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.cli.main import load_config
-from jax_ragrl.config.schema import build
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
@@ -49,8 +46,6 @@ from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mao_arag import Teacher
 from tests.rollout.tape import ANN, Tape, passage
 from tests.tiny import tokenizer
-
-CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 
 # --- Grammar -------------------------------------------------------------------------------------
 
@@ -629,15 +624,3 @@ def test_serial_fits_chains_and_parallel_fits_comparisons():
 
 
 # --- Configuration -------------------------------------------------------------------------------
-
-
-def settings_of(file: str, **options: Any) -> Settings:
-    """The settings that a config file holds."""
-    config = runpy.run_path(str(CONFIGS / file))["get_config"](**options)
-    return build(Settings, config.recipe.to_dict())
-
-
-def test_the_configs_contain_the_presets():
-    assert paper() == Settings() == settings_of("mao_arag.py")
-    assert code() == settings_of("mao_arag.py", preset="code") != paper()
-    assert settings_of("tiny/mao_arag.py").system.style == "mao_arag_tiny"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 import random
 import re
-import runpy
-from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.credit.advantages import group_centred
@@ -53,8 +51,6 @@ from jax_ragrl.warmstart.teachers.mmoa_rag import (
 )
 from tests.rollout.tape import ANN, Tape, passage
 from tests.systems.talk import talk
-
-CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 
 # --- Grammars ------------------------------------------------------------------------------------
 
@@ -496,16 +492,8 @@ def test_one_search_answers_independent_questions(tokenizer):
 # --- Configuration -------------------------------------------------------------------------------
 
 
-def settings_of(file: str, **options: Any) -> Settings:
-    """The settings that a config file holds."""
-    config = runpy.run_path(str(CONFIGS / file))["get_config"](**options)
-    return build(Settings, config.recipe.to_dict())
-
-
-def test_the_configs_contain_the_presets():
-    assert paper() == Settings() == settings_of("mmoa_rag.py")
-    assert code() == settings_of("mmoa_rag.py", preset="code") != paper()
-    tiny = settings_of("tiny/mmoa_rag.py")
+def test_answers_of_the_tiny_config_are_short():
     # Its answers have at most 16 tokens, which never exceed the paper's limit of 30 words.
+    tiny = build(Settings, load_config(CONFIGS / "tiny/mmoa_rag.py", [])["recipe"])
     penalties = dataclasses.replace(paper().penalties, max_answer_words=8)
     assert tiny.penalties == penalties and tiny.system.style == "mmoa_rag_tiny"

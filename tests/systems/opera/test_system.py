@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import runpy
 
 import numpy as np
 import pytest
 
-from jax_ragrl.config.schema import build
 from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Branching
@@ -19,7 +17,6 @@ from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.rewards import SubGoal
 from jax_ragrl.types import Question
-from tests.conftest import REPO
 from tests.rollout.tape import Tape, passage
 from tests.systems.talk import ends, talk
 
@@ -226,26 +223,6 @@ def test_a_missing_expert_pool_is_an_error():
 def test_unknown_choices_are_rejected(changes, message):
     with pytest.raises(UserError, match=message):
         Settings(**changes)
-
-
-def test_the_config_contains_the_code_preset():
-    config = runpy.run_path(str(REPO / "configs/opera.py"))["get_config"]("code")
-    config.recipe.expert_pool = ""
-    assert build(Settings, config.recipe.to_dict()) == opera.code() != opera.paper()
-
-
-@pytest.mark.parametrize("file", ["configs/opera.py", "configs/tiny/opera.py"])
-def test_the_configs_contain_valid_settings(file):
-    config = runpy.run_path(str(REPO / file))["get_config"]()
-    config.recipe.expert_pool = "world"
-    settings = build(Settings, config.recipe.to_dict())
-    assert (
-        file == "configs/tiny/opera.py"
-        or dataclasses.replace(settings, expert_pool="") == Settings()
-    )
-    recipe = opera.recipe(settings)
-    assert config.system == "opera" and list(recipe.system.roles) == [PLAN, ANALYSIS, REWRITE]
-    assert isinstance(recipe.expander(frozenset((PLAN,))), opera.Groups)
 
 
 # --- Rewards of a whole rollout -----------------------------------------------------------------
