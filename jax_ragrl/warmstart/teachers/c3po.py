@@ -51,14 +51,7 @@ class Teacher:
     def write(
         self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
-        """Writes one action.
-
-        Args:
-          role: name of the role.
-          messages: the prompt.
-          history: unused, since no context of C-3PO has several turns.
-          rng: decides on errors.
-        """
+        """Writes one action, see `TeacherScript`."""
         del history
         prompt = messages[-1].content
         question = question_of(prompt)

@@ -50,14 +50,7 @@ class Teacher:
     def write(
         self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
-        """Writes one turn.
-
-        Args:
-          role: name of the role.
-          messages: the prompt.
-          history: earlier turns of the context and observations.
-          rng: decides on errors.
-        """
+        """Writes one turn, see `TeacherScript`."""
         prompt = messages[-1].content
         question = question_of(prompt)
         observations = [segment.text for segment in history if isinstance(segment, Observation)]

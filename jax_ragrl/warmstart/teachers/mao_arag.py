@@ -41,14 +41,7 @@ class Teacher:
         history: Sequence[Segment],
         rng: random.Random,
     ) -> str:
-        """Writes one plan.
-
-        Args:
-          role: name of the role.
-          messages: the prompt.
-          history: unused.
-          rng: decides on errors.
-        """
+        """Writes one plan, see `TeacherScript`."""
         del history
         plan = understand(question_of(messages[-1].content))
         first = role == PLANNER

@@ -157,14 +157,7 @@ class Teacher:
         history: Sequence[Segment],
         rng: random.Random,
     ) -> str:
-        """Writes one action.
-
-        Args:
-          role: name of the role.
-          messages: the prompt.
-          history: unused.
-          rng: decides on errors.
-        """
+        """Writes one action, see `TeacherScript`."""
         del history
         prompt = messages[-1].content
         question = question_of(prompt)

@@ -43,14 +43,7 @@ class Teacher:
     def write(
         self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
-        """Writes one action.
-
-        Args:
-          role: name of the role.
-          messages: the prompt.
-          history: unused.
-          rng: decides on errors.
-        """
+        """Writes one action, see `TeacherScript`."""
         del history
         prompt = messages[-1].content
         chance = {
