@@ -29,7 +29,7 @@ from jax_ragrl.models import safetensors_io
 from jax_ragrl.models.backbones import Backbone, read_backbone
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.module_weights import leaf_name, load_module
-from jax_ragrl.models.pooling import Dense, SentenceModel
+from jax_ragrl.models.pooling import Dense, DenseSpec, SentenceModel
 from jax_ragrl.models.sentence_files import (
     Prefixes,
     Settings,
@@ -352,14 +352,7 @@ def load_encoder(
     model = SentenceModel(
         backbone.load(modules.transformer),
         settings.pooling,
-        [
-            load_module(
-                functools.partial(Dense, spec, nnx.Rngs(0)),
-                folder,
-                lambda path: f"linear.{leaf_name(path)}",
-            )
-            for folder, spec in zip(modules.dense, specs, strict=True)
-        ],
+        [_load_dense(*dense) for dense in zip(modules.dense, specs, strict=True)],
         settings.normalise,
     )
     is_name = str(source) == MINILM or not pathlib.Path(source).is_dir()
@@ -402,6 +395,13 @@ def _with_prefixes(
             stacklevel=3,
         )
     return dataclasses.replace(settings, query_prefix=query, passage_prefix=passage)
+
+
+def _load_dense(folder: pathlib.Path, spec: DenseSpec) -> Dense:
+    """Returns a dense layer with the weights of its module's folder."""
+    return load_module(
+        lambda: Dense(spec, nnx.Rngs(0)), folder, lambda path: f"linear.{leaf_name(path)}"
+    )
 
 
 def _on_one_mesh(model: SentenceModel, devices: Sequence[jax.Device]) -> SentenceModel:
