@@ -15,7 +15,7 @@ PACKAGE = "jax_ragrl"
 
 # An entry is a module or a package. In a package siblings may import each other, but not in cycles.
 ORDER = [
-    *("errors", "json_text", "types", "config", "runtime", "text", "corpus", "models"),
+    *("version", "errors", "json_text", "types", "config", "runtime", "text", "corpus", "models"),
     *("retrieval", "sampling", "llm", "rollout", "credit", "losses", "learner", "systems", "run"),
     *("training", "warmstart", "evaluation", "report", "experiments", "serve", "export", "api"),
     *("plan", "validation", "bench", "cli"),

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jax_ragrl.bench.train import Timing, peak_bytes, time_step
-from jax_ragrl.corpus.passages import load_corpus, passage_text
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import load_encoder
 

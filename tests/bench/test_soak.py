@@ -13,7 +13,7 @@ from jax_ragrl.bench import soak
 from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
 from jax_ragrl.runtime.usage import usage
 

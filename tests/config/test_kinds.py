@@ -21,7 +21,8 @@ from jax_ragrl.config.schema import convert, kinds_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.index import DTYPES, KINDS
 from jax_ragrl.retrieval.web import ENGINES
-from jax_ragrl.run.config import REMOTE, load_job
+from jax_ragrl.run.config import REMOTE
+from jax_ragrl.run.load import load_job
 
 FULL = [
     *("--config.policy=p", "--config.index.encoder=e", "--config.data.files.corpus=c"),

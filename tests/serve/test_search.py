@@ -20,7 +20,7 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.index import load_retriever
 from jax_ragrl.serve import search
 from jax_ragrl.serve.bodies import MAX_BYTES, MAX_QUERIES
 from jax_ragrl.serve.http import Limits

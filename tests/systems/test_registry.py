@@ -10,7 +10,7 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import SYSTEMS
-from jax_ragrl.run.config import load_recipe
+from jax_ragrl.run.load import load_recipe
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.registry import MODULES, system_module
 from jax_ragrl.warmstart.teacher_examples import TEACHERS, teacher_of

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jax_ragrl.config.schema import one_of
+from jax_ragrl.corpus.fields import NAMES, NO_FIELDS, check_fields
 from jax_ragrl.corpus.formats.ambignq import read_ambignq
 from jax_ragrl.corpus.formats.beir import read_beir
 from jax_ragrl.corpus.formats.documents import read_documents
@@ -29,10 +30,7 @@ from jax_ragrl.corpus.formats.musique import read_musique
 from jax_ragrl.corpus.formats.nq_open import read_nq_open, read_nq_oracle
 from jax_ragrl.corpus.formats.own import (
     MAIN,
-    NAMES,
-    NO_FIELDS,
     SHAPES,
-    check_fields,
     own_fields,
     read_own_passages,
     read_own_questions,
