@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 import tempfile
 from collections.abc import Mapping
 
@@ -100,8 +99,7 @@ def reward(forest: Forest) -> np.ndarray:
 def main(steps: int = 20, questions_per_step: int = 32) -> list[float]:
     """Trains the gate; returns the mean reward of each step."""
     world = generate(seed=0, size=80, famous=0.1, hops=(1,))
-    with tempfile.TemporaryDirectory() as folder:
-        retriever = build_bm25(Corpus(world.passages), BM25Index(), pathlib.Path(folder))
+    retriever = build_bm25(Corpus(world.passages), BM25Index(), tempfile.mkdtemp())
     reader = WorldReader(world, style=STYLE)
     credit = functools.partial(over_siblings, rule=group_centred)  # against the mean of siblings
     recipe = Recipe(Gate(), reward, credit, expander=lambda roles: Tree(width=4))

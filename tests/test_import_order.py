@@ -126,6 +126,15 @@ def test_no_import_crosses_a_wall():
     assert wall_violations(read_package()) == []
 
 
+def test_a_step_of_training_knows_neither_config_nor_components():
+    sources, seen, todo = read_package(), set(), [f"{PACKAGE}.training.step"]
+    while todo:
+        if (module := todo.pop()) not in seen:
+            seen.add(module)
+            todo += internal_imports(module, sources)
+    assert "run" not in map(entry, seen)
+
+
 def test_the_checker_sees_an_import_across_a_wall():
     sources = {"jax_ragrl.learner.a": "", "jax_ragrl.systems.b": "import jax_ragrl.learner.a"}
     assert len(wall_violations(sources)) == 1
