@@ -216,6 +216,7 @@ def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_sa
     forest = play(Tape(improvise), ANN, expander=PAPER, seed=3)
     rollouts = rollouts_of(trial)
     monkeypatch.setattr(ROLL_OUT, lambda *_: forest._replace(records=(Trial.rows,)))
+    monkeypatch.setattr(rollouts_module, "gather", lambda method, questions, shard: shard())
     rollouts.begin({}, 1)
     with pytest.raises(UserError, match="function, which other processes"):
         rollouts.state()
