@@ -165,7 +165,7 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
     return before is None
 
 
-def _record(file: pathlib.Path, kind: type, item: type, what: str) -> Any:
+def _record(file: pathlib.Path, kind: type[list] | type[dict], item: type, what: str) -> Any:
     """Returns the content of a JSON file that only a check reads; None in a run without results.
 
     Args:
