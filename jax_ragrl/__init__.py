@@ -18,7 +18,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from jax_ragrl.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jax_ragrl.api import Answer as Answer

@@ -18,9 +18,9 @@ from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.rewards import leaf_rewards
 from jax_ragrl.rollout.trace import transcript
+from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints, parse_run
-from jax_ragrl.run.components import Components, build_components
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import Result
 from jax_ragrl.run.inference import (
     evaluate_models,
@@ -28,8 +28,10 @@ from jax_ragrl.run.inference import (
     roll_out_texts,
     trained_policies,
 )
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config as read_config
 from jax_ragrl.run.overrides import override
+from jax_ragrl.run.parts import Components
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.compile_cache import enable_compile_cache
 from jax_ragrl.systems.base import Recipe
@@ -126,8 +128,8 @@ def train(
     components = _components(job, folder, questions, retriever, llm)
     # The loop writes checkpoints; the trained policies are then read from the newest one.
     loop.train(job, components, folder)
-    # A run without steps has its untrained policies.
-    if not (job.run.steps or job.start_from or has_checkpoints(folder)):
+    # A run without steps has the policies that it would start from.
+    if not (job.run.steps or has_checkpoints(folder)):
         return TrainedRun(job, components, folder)
     return _with_trained_policies(job, components, RunCheckpoint(folder))
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from jax_ragrl.models.by_name import TINY, resolve_model
+from jax_ragrl.models.by_name import resolve_model
+from jax_ragrl.models.config import TINY
 
 # The tags of Search-R1, as tokens of their own.
 TAGS = ("<search>", "</search>", "<answer>", "</answer>")

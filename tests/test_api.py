@@ -8,7 +8,7 @@ import pytest
 
 import jax_ragrl as rag
 from jax_ragrl import api
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.types import Hits, Passage
 from tests.conftest import REPO
 

@@ -14,10 +14,11 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import job_with_overrides
 from jax_ragrl.experiments.arms import cell_values, cells_of, load_experiment
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
-from jax_ragrl.run.config import FileData, load_job
-from jax_ragrl.run.evaluate import METRICS
+from jax_ragrl.run.config import FileData
+from jax_ragrl.run.load import load_job
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.registry import PAPERS
+from jax_ragrl.text.metrics import METRICS
 from jax_ragrl.warmstart.demos import load_warm_start
 from jax_ragrl.warmstart.finetune import load_finetune
 from jax_ragrl.warmstart.warmup import load_warmup

@@ -34,7 +34,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models import safetensors_io
 from jax_ragrl.models.hf import load_decoder, read_config
 from jax_ragrl.models.hf_config import from_hf
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from tests.corpus.test_documents import pdf

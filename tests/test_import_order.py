@@ -15,7 +15,7 @@ PACKAGE = "jax_ragrl"
 
 # An entry is a module or a package. In a package siblings may import each other, but not in cycles.
 ORDER = [
-    *("errors", "json_text", "types", "config", "runtime", "text", "corpus", "models"),
+    *("version", "errors", "json_text", "types", "config", "runtime", "text", "corpus", "models"),
     *("retrieval", "sampling", "llm", "rollout", "credit", "losses", "learner", "systems", "run"),
     *("training", "warmstart", "evaluation", "report", "experiments", "serve", "export", "api"),
     *("plan", "validation", "bench", "cli"),
@@ -123,6 +123,15 @@ def wall_violations(sources: Mapping[str, str]) -> list[str]:
 
 def test_no_import_crosses_a_wall():
     assert wall_violations(read_package()) == []
+
+
+def test_a_step_of_training_knows_neither_config_nor_components():
+    sources, seen, todo = read_package(), set(), [f"{PACKAGE}.training.step"]
+    while todo:
+        if (module := todo.pop()) not in seen:
+            seen.add(module)
+            todo += internal_imports(module, sources)
+    assert "run" not in map(entry, seen)
 
 
 def test_the_checker_sees_an_import_across_a_wall():

@@ -17,7 +17,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import MAX_DEPTH, loads, loads_or_none
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.hf import read_config
-from jax_ragrl.models.lora import _read_peft_config
+from jax_ragrl.models.peft import _read_peft_config
 from jax_ragrl.report.load import read_lines, read_object
 from jax_ragrl.retrieval.hashed_words import FILE, HashedEncoder
 from jax_ragrl.retrieval.index import read_description

@@ -87,8 +87,8 @@ def sections(cls: Any, prefix: str = "", instance: Any = None) -> Iterator[Secti
 
 def run_config() -> type:
     """The dataclass of a run's whole config."""
-    module = importlib.import_module("jax_ragrl.run.config")
-    return typing.get_type_hints(module.load_job)["return"]
+    job: type = importlib.import_module("jax_ragrl.run.config").Job
+    return job
 
 
 def systems() -> dict[str, Any]:

@@ -17,7 +17,8 @@ import pathlib
 import sys
 
 from jax_ragrl.corpus.data_path import data_path
-from jax_ragrl.corpus.questions import load_answered, question_batches
+from jax_ragrl.corpus.mixture import load_answered
+from jax_ragrl.corpus.questions import question_batches
 
 TRAIN = data_path("nq:train")
 LABELS, STEPS, QUESTIONS_PER_STEP, TEST = 300, 32, 8, 400

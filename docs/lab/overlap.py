@@ -34,13 +34,17 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.rollout.waiting import DEVICE
-from jax_ragrl.run.components import Components, build_components
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
+from jax_ragrl.run.parts import Components
 from jax_ragrl.runtime.compile_cache import compile_seconds
 from jax_ragrl.runtime.dispatch import is_on_device
-from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies, turns_to_train
+from jax_ragrl.training.loop import make_rollouts
 from jax_ragrl.training.rollouts import Rollouts
+from jax_ragrl.training.setup import prepare_policies
+from jax_ragrl.training.step import learn, turns_to_train
 from jax_ragrl.types import LLMRequest
 
 FIRST_STEPS = 2  # first steps: they compile, and the first rollouts of a run are never stale
@@ -139,23 +143,19 @@ def measure_run(job: Job, parts: Components) -> list[Facts]:
     steps = []
     with contextlib.closing(make_rollouts(job, parts)) as rollouts:
         for step in range(job.run.steps):
-            policies, facts = _measure_step(job, rollouts, policies, step)
+            policies, facts = _measure_step(rollouts, policies, step)
             steps.append(facts)
     return steps[FIRST_STEPS:]
 
 
-def _measure_step(
-    job: Job, rollouts: Rollouts, policies: Policies, step: int
-) -> tuple[Policies, Facts]:
+def _measure_step(rollouts: Rollouts, policies: Policies, step: int) -> tuple[Policies, Facts]:
     """Takes one step as `training.loop` does."""
     compile_start, start = compile_seconds(), time.perf_counter()
     rollout = rollouts.take(policies, step)
     rollout_end = time.perf_counter()
     rollouts.begin(policies, step + 1)
-    roles = job.schedule.roles(step, tuple(job.policy_of))
-    credit_N, weight_N = job.credit(rollout.forest, rollout.forest.reward_N)
-    turns = turns_to_train(job, rollout.forest, credit_N, weight_N)
-    policies, _ = learn(job, policies, rollout.forest, turns, roles, step)
+    turns, _ = turns_to_train(rollouts.method, rollout.forest)
+    policies, _ = learn(rollouts.method, policies, rollout.forest, turns, step)
     # Updates are dispatched asynchronously: the step ends when the parameters are computed.
     jax.block_until_ready([policy.state.policy.params for policy in policies.values()])
     end = time.perf_counter()

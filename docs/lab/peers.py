@@ -31,7 +31,8 @@ from jax_ragrl.bench.train import (
     time_step,
     update_times,
 )
-from jax_ragrl.corpus.passages import load_corpus, passage_text
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.encoder import load_encoder, read_config
 from jax_ragrl.models.hf_config import to_hf

@@ -26,7 +26,7 @@ from markupsafe import Markup
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.report.svg import Frame, element, join, path, text
-from jax_ragrl.run.components import build_components
+from jax_ragrl.run.build import build_components
 from jax_ragrl.run.overrides import PREFIX, load_config, override
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.compile_cache import compiled_programs, enable_compile_cache

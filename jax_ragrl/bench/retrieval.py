@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluation.suite import DataSet, parse_data
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.kinds import LISTWISE
 from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
-from jax_ragrl.run.components import load_llm
-from jax_ragrl.run.config import model_of, parse_llm
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.retrievers import retriever_from
+from jax_ragrl.run.short_names import model_of, parse_llm
 from jax_ragrl.runtime.compile_cache import compiled_programs
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.progress import progress

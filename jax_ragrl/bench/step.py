@@ -27,15 +27,12 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.lora import add_lora
 from jax_ragrl.rollout.waiting import WaitingTimes
-from jax_ragrl.run.components import Components, build_components, mesh_for
+from jax_ragrl.run.build import build_components
 from jax_ragrl.run.config import Job
-from jax_ragrl.training.loop import (
-    acting_environment,
-    learn,
-    prepare_policies,
-    roll_out,
-    turns_to_train,
-)
+from jax_ragrl.run.models import mesh_for
+from jax_ragrl.run.parts import Components
+from jax_ragrl.training.setup import acting_environment, method_of, prepare_policies
+from jax_ragrl.training.step import learn, roll_out, turns_to_train
 from jax_ragrl.types import Question
 
 Interval = tuple[float, float]
@@ -139,19 +136,18 @@ def _profile_step(
 def _measure_step(
     job: Job, components: Components, policies: Policies, questions: list[Question], step: int
 ) -> tuple[Policies, dict[str, Any]]:
-    """Measures one step of `training.loop`, without logging, checkpoints and evaluation."""
+    """Measures one step of `training.step`, without logging, checkpoints and evaluation."""
     # Compilation is not a separate phase: JAX compiles within the first call of each program.
     compilation = _CompileTimer()
-    roles = job.schedule.roles(step, tuple(job.policy_of))
+    method = method_of(job)
     start = time.perf_counter()
     environment = acting_environment(job, components, policies)
     waiting = WaitingTimes()
-    forest = roll_out(job, environment._replace(times=waiting), questions, roles, step)
+    forest = roll_out(method, environment._replace(times=waiting), questions, step)
     seconds = waiting.seconds()
-    credit_N, weight_N = job.credit(forest, forest.reward_N)
-    turns = turns_to_train(job, forest, credit_N, weight_N)
+    turns, _ = turns_to_train(method, forest)
     rollout_end = time.perf_counter()
-    policies, _ = learn(job, policies, forest, turns, roles, step)
+    policies, _ = learn(method, policies, forest, turns, step)
     # Updates are dispatched asynchronously: the step ends when the parameters are computed.
     jax.block_until_ready([policy.state.policy.params for policy in policies.values()])
     step_end = time.perf_counter()
@@ -162,7 +158,7 @@ def _measure_step(
         "update_s": step_end - rollout_end,
         "compile_s": compilation.stop(),
     }
-    tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
+    tokens = sum(len(turn.context()) for turn in turns if turn.role in method.roles(step))
     facts = {name: round(x, 4) for name, x in (times | _shares(times)).items()}
     return policies, facts | {"turns": len(turns), "tokens": tokens}
 

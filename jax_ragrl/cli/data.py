@@ -111,8 +111,8 @@ def run_world(options: argparse.Namespace) -> None:
 
 
 def run_split(options: argparse.Namespace) -> None:
+    from jax_ragrl.corpus.fields import parse_fields
     from jax_ragrl.corpus.formats import load_questions, save_questions
-    from jax_ragrl.corpus.formats.own import parse_fields
     from jax_ragrl.corpus.questions import split_questions
 
     questions = load_questions(options.questions, fields=parse_fields(options.fields))
@@ -160,7 +160,7 @@ def run_index(options: argparse.Namespace) -> None:
 def _reading(options: argparse.Namespace) -> Reading:
     """How the corpus is read: the names of its fields, and chunks."""
     from jax_ragrl.corpus.chunks import parse_chunks
-    from jax_ragrl.corpus.formats.own import parse_fields
+    from jax_ragrl.corpus.fields import parse_fields
     from jax_ragrl.corpus.reading import Reading
 
     chunks = parse_chunks(options.chunk) if options.chunk else None

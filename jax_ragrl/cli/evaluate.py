@@ -192,11 +192,11 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def _table_settings(options: argparse.Namespace) -> TableSettings:
-    from jax_ragrl.corpus.formats.own import parse_fields
+    from jax_ragrl.corpus.fields import parse_fields
     from jax_ragrl.evaluation.table import RUN, TableSettings
     from jax_ragrl.llm.cache import FILE as CACHE_FILE
+    from jax_ragrl.models.config import TINY
     from jax_ragrl.rollout.costs import Prices
-    from jax_ragrl.run.config import TINY
     from jax_ragrl.run.world_folder import READER
 
     # The shipped policy and its prompts would be a poor partner of a real model.

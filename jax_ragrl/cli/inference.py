@@ -19,8 +19,8 @@ from jax_ragrl.llm.kinds import LLM, OpenAIConfig
 from jax_ragrl.run.overrides import load_config, override
 
 if TYPE_CHECKING:
-    from jax_ragrl.run.components import Components
     from jax_ragrl.run.config import Job
+    from jax_ragrl.run.parts import Components
 
 WORKDIR = (
     "folder of a run whose trained policy answers, or RUN@best, or RUN@STEP (default: the policy "
@@ -78,10 +78,10 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
     import tempfile
 
     from jax_ragrl.config.snapshot import load_saved_config
+    from jax_ragrl.run.build import build_components
     from jax_ragrl.run.checkpoint_name import parse_run
-    from jax_ragrl.run.components import build_components
-    from jax_ragrl.run.config import load_job
     from jax_ragrl.run.inference import trained_policies
+    from jax_ragrl.run.load import load_job
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
     def load_parts(folder: pathlib.Path) -> Components:

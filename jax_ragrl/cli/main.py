@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jax_ragrl import __version__
 from jax_ragrl.cli import config, data, evaluate, inference, measure, search, train, warmstart
 from jax_ragrl.cli.common import CONFIGS, AddCommand, Command, HelpFormatter
 from jax_ragrl.config.arguments import CONFIG_HELP
@@ -27,6 +26,7 @@ from jax_ragrl.errors import EffectError, Preempted, UserError, safe_line
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.progress import heartbeat
 from jax_ragrl.runtime.stopping import CODE, Terminated, ends_on_sigterm
+from jax_ragrl.version import __version__
 
 __all__ = ["CONFIGS", "load_config", "main"]
 

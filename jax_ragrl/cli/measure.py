@@ -190,7 +190,7 @@ def measure_step(options: argparse.Namespace) -> dict[str, Any]:
 
     from jax_ragrl.bench.step import bench_step
     from jax_ragrl.models.published import published_config
-    from jax_ragrl.run.config import load_job
+    from jax_ragrl.run.load import load_job
 
     job = load_job(load_config(None, options.config))
     config = None if options.shape is None else published_config(options.shape)

@@ -174,7 +174,7 @@ def run_train(options: argparse.Namespace) -> None:
 
     join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.llm.cache import print_hits
-    from jax_ragrl.run.components import build_components
+    from jax_ragrl.run.build import build_components
     from jax_ragrl.run.workdir import claim_workdir
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
     from jax_ragrl.training.loop import train

@@ -23,7 +23,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from jax_ragrl.corpus.formats.look import data_files
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 from jax_ragrl.runtime.caches import draft_folder, remove_drafts
@@ -98,32 +97,6 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
     if not isinstance(value, dict) or not {"fingerprint", "sources"} <= value.keys():
         raise ValueError(f"{folder / FILE} is damaged")
     return value
-
-
-def source_of(
-    path: pathlib.Path, format: str | None, reading: Mapping[str, Any] = NO_READING
-) -> list[Any]:
-    """Returns names, sizes and modification times of files, or of those below a folder.
-
-    Args:
-      path: the files, see `data_files`.
-      format: of the file; None: detected.
-      reading: how it is read, see `Reading.describe`; empty: as it is.
-
-    Raises:
-      UserError: a file does not exist.
-    """
-    stats = []
-    for top in data_files(path):
-        if not top.exists():
-            raise UserError(f"{top} does not exist: give the path of a data file")
-        files = sorted(filter(pathlib.Path.is_file, top.rglob("*"))) if top.is_dir() else [top]
-        root = top if top.is_dir() else top.parent
-        # Names below the folder, so that a moved data set keeps its cache. Sizes and times instead
-        # of a hash, which would take as long as reading the file.
-        stats += [(file.relative_to(root).as_posix(), file.stat()) for file in files]
-    parts = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-    return [format, *parts, *([dict(reading)] if reading else [])]
 
 
 def open_passages(folder: pathlib.Path, source: Any) -> StoredPassages | None:

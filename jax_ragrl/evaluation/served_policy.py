@@ -6,9 +6,10 @@ import pathlib
 from collections.abc import Sequence
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.models.config import TINY
 from jax_ragrl.rollout.llm_policy import LLMActionSampler
-from jax_ragrl.run.components import load_llm, policy_folder
-from jax_ragrl.run.config import SERVER, TINY, parse_llm
+from jax_ragrl.run.models import load_llm, policy_folder
+from jax_ragrl.run.short_names import SERVER, parse_llm
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import FORMATS, detect
-from jax_ragrl.corpus.passages import Corpus, load_corpus
-from jax_ragrl.corpus.questions import fingerprint, load_answered
-from jax_ragrl.corpus.reading import Reading
+from jax_ragrl.corpus.mixture import load_answered
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.corpus.reading import Reading, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import LEARNERS, BuildContext
 from jax_ragrl.evaluation.table import (
@@ -44,11 +45,11 @@ from jax_ragrl.retrieval.kinds import BM25Index, parse_local_index
 from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.rollout.costs import FREE
 from jax_ragrl.run.checkpoint_name import parse_run
-from jax_ragrl.run.components import load_retriever, server_retriever
-from jax_ragrl.run.config import parse_index
-from jax_ragrl.run.evaluate import METRIC_NAMES
+from jax_ragrl.run.index import load_retriever, server_retriever
+from jax_ragrl.run.short_names import parse_index
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.progress import progress
+from jax_ragrl.text.metrics import METRIC_NAMES
 from jax_ragrl.types import Question
 
 CELL_SCORES = ("f1", "em", "cover_em")

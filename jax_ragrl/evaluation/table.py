@@ -14,8 +14,9 @@ import numpy as np
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
-from jax_ragrl.corpus.formats.own import NO_FIELDS
-from jax_ragrl.corpus.questions import load_answered, sample_in_order
+from jax_ragrl.corpus.fields import NO_FIELDS
+from jax_ragrl.corpus.mixture import load_answered
+from jax_ragrl.corpus.questions import sample_in_order
 from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import (
@@ -28,6 +29,7 @@ from jax_ragrl.evaluation.registry import (
 )
 from jax_ragrl.evaluation.served_policy import served_policy
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.models.config import TINY
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
@@ -40,22 +42,18 @@ from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
 from jax_ragrl.run.checkpoint_name import RunCheckpoint, parse_run
-from jax_ragrl.run.components import (
-    PolicyLoader,
-    load_llm,
-    load_policies,
-    mesh_for,
-    server_retriever,
-    shared_loader,
-)
-from jax_ragrl.run.config import SERVER, TINY, Job, load_job, parse_index, parse_llm
+from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
+from jax_ragrl.run.index import server_retriever
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.mistakes import count_mistakes
+from jax_ragrl.run.models import PolicyLoader, load_llm, load_policies, mesh_for, shared_loader
 from jax_ragrl.run.overrides import override
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.predictions import prediction_rows, write_predictions
+from jax_ragrl.run.short_names import SERVER, parse_index, parse_llm
 from jax_ragrl.run.world_folder import READER, load_reader
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.progress import progress

@@ -34,7 +34,7 @@ from jax_ragrl.experiments.stages import (
     fixed_strategy,
     train_and_evaluate,
 )
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_json
 

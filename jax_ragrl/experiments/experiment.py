@@ -16,17 +16,19 @@ from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.report.build import build_report
 from jax_ragrl.rollout.policy import SamplerModels
 from jax_ragrl.rollout.system import System
-from jax_ragrl.run.components import Components, build_components
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.claims import claim_questions
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
+from jax_ragrl.run.evaluate import NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.parts import Components
 from jax_ragrl.run.predictions import write_predictions
-from jax_ragrl.run.workdir import claim_questions
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
-from jax_ragrl.text.metrics import paired_bootstrap
-from jax_ragrl.training.loop import acting_models, train
+from jax_ragrl.text.metrics import METRIC_NAMES, paired_bootstrap
+from jax_ragrl.training.loop import train
+from jax_ragrl.training.setup import acting_models
 from jax_ragrl.types import Question
 
 

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.evaluate import METRIC_NAMES
 from jax_ragrl.run.metric_names import metric_of
 from jax_ragrl.run.mistakes import mistake_of
 from jax_ragrl.run.predictions import FOLDER
 from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.text.metrics import METRIC_NAMES
 
 FAULTS, STRATEGY, MISTAKE, TRAINING = "malformed", "strategy", "mistake", "training:"
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_ragrl.run.evaluate import METRIC_NAMES
-from jax_ragrl.text.metrics import hierarchical_bootstrap
+from jax_ragrl.text.metrics import METRIC_NAMES, hierarchical_bootstrap
 
 METRICS = ("f1", "em", "cover_em", "judge")
 COLUMNS = ("system", "metric", "seeds", "warm start", "trained", "sd", "gain", "95 %")

@@ -35,9 +35,10 @@ from jax_ragrl.experiments.progress import (
 from jax_ragrl.experiments.warm_folder import WarmFolder, warm_settings
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.report.build import build_report
-from jax_ragrl.run.components import build_components
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json

@@ -30,21 +30,21 @@ from jax_ragrl.experiments.seeds import DONE, ensure_warm_up, markdown
 from jax_ragrl.experiments.warm_folder import WarmFolder, warm_settings
 from jax_ragrl.retrieval.kinds import Index
 from jax_ragrl.retrieval.recall import corpus_fingerprints
-from jax_ragrl.run.components import (
-    Components,
-    build_components,
-    index_folder,
-    load_data,
-    load_retriever,
-)
-from jax_ragrl.run.config import Job, load_job
-from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.data import load_data
+from jax_ragrl.run.evaluate import NoSampler, Result, evaluate
+from jax_ragrl.run.index import index_folder, load_retriever
 from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.parts import Components
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
 from jax_ragrl.runtime.memory import free_memory, peak_bytes, reset_peak
 from jax_ragrl.systems.baselines.standard import StandardRAG
-from jax_ragrl.training.loop import acting_models, train
+from jax_ragrl.text.metrics import METRIC_NAMES
+from jax_ragrl.training.loop import train
+from jax_ragrl.training.setup import acting_models
 from jax_ragrl.types import Question
 from jax_ragrl.warmstart.demos import load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, make_demos

@@ -18,8 +18,8 @@ from jax_ragrl.experiments.experiment import paired_gain, quickstart
 from jax_ragrl.experiments.pooled import COLUMNS as COLUMNS_OVER_SEEDS
 from jax_ragrl.experiments.pooled import pooled_rows
 from jax_ragrl.experiments.warm_folder import WarmFolder
-from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Job
+from jax_ragrl.run.data import load_data
 from jax_ragrl.warmstart.warmup import LOG
 
 COLUMNS = (

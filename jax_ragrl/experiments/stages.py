@@ -17,17 +17,19 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.experiment import result_row
 from jax_ragrl.rollout.policy import SamplerModels
 from jax_ragrl.rollout.system import System
+from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints
-from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.lock import lock_unless_done
 from jax_ragrl.run.overrides import load_config
+from jax_ragrl.run.parts import Components
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.training.loop import acting_models, train
+from jax_ragrl.training.loop import train
+from jax_ragrl.training.setup import acting_models
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, demo_settings, make_demos
 from jax_ragrl.warmstart.warmup import warm_up

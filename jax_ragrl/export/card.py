@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_ragrl import __version__
 from jax_ragrl.config.schema import local
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.by_name import SMOLLM2, TINY, local_model
+from jax_ragrl.models.by_name import SMOLLM2, local_model
+from jax_ragrl.models.config import TINY
 from jax_ragrl.retrieval.kinds import (
     LISTWISE,
     BM25Index,
@@ -29,6 +29,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.hub import is_uri, parse_data_file
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.registry import PAPERS
+from jax_ragrl.version import __version__
 from jax_ragrl.warmstart.unfinished import MODEL
 
 CARD = "README.md"

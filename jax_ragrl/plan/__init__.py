@@ -45,9 +45,9 @@ from jax_ragrl.plan.speed import (
     update_passes,
 )
 from jax_ragrl.retrieval.kinds import Index, VectorIndex
-from jax_ragrl.run.config import load_recipe
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import OFF
+from jax_ragrl.run.load import load_recipe
 from jax_ragrl.runtime.free_work import free_tokens
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of

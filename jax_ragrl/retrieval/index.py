@@ -29,11 +29,11 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS, Chunks, Units
 from jax_ragrl.corpus.duplicates import report_duplicates
+from jax_ragrl.corpus.fields import NO_FIELDS
 from jax_ragrl.corpus.formats import load_questions
-from jax_ragrl.corpus.formats.own import NO_FIELDS
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
-from jax_ragrl.corpus.passages import Corpus, load_corpus
-from jax_ragrl.corpus.reading import AS_IS, Reading
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.reading import AS_IS, Reading, load_corpus, source_of
 from jax_ragrl.corpus.store import StoredPassages
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import encoder_units, from_description, load_encoder
@@ -309,7 +309,7 @@ def load_indexed(
         return load_corpus(path, reading=reading or AS_IS)
     reading = stored_reading(path, folder) if reading is None else reading
     if own_folder:
-        source = store.source_of(path, None, reading.describe())
+        source = source_of(path, None, reading.describe())
         # Further corpora next to the index: only names of `folder_of`, 16 hex digits after its own.
         pattern = re.compile(re.escape(folder.name) + "-[0-9a-f]{16}")
         near = sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []
@@ -368,7 +368,7 @@ def stored_reading(path: pathlib.Path, folder: pathlib.Path) -> Reading:
 
     A line on stderr names it. For another file it is `AS_IS`.
     """
-    parts = store.reading_of(passages_folder(folder), store.source_of(path, None))
+    parts = store.reading_of(passages_folder(folder), source_of(path, None))
     if not parts:
         return AS_IS
     print(f"ragrl: {path} is read as for the index {folder}: {json.dumps(parts)}", file=sys.stderr)

@@ -155,18 +155,29 @@ def report_gold(retriever: Retriever, questions: Sequence[Question]) -> dict[str
     return report_missing_gold(questions, corpus)
 
 
-def corpora_of(retriever: Any) -> Iterator[Corpus]:
-    """Yields the corpora of a retriever and of those that it fuses or reranks."""
-    if isinstance(corpus := getattr(retriever, "corpus", None), Corpus):
-        yield corpus
+def parts_of(retriever: Any) -> Iterator[Any]:
+    """Yields a retriever and those that it fuses or reranks."""
+    yield retriever
     inner = getattr(retriever, "retriever", None)
     for part in (*getattr(retriever, "retrievers", ()), *([inner] if inner else [])):
-        yield from corpora_of(part)
+        yield from parts_of(part)
+
+
+def corpora_of(retriever: Any) -> Iterator[Corpus]:
+    """Yields the corpora of a retriever and of those that it fuses or reranks."""
+    corpora = (getattr(part, "corpus", None) for part in parts_of(retriever))
+    return (corpus for corpus in corpora if isinstance(corpus, Corpus))
 
 
 def corpus_fingerprints(retriever: Any) -> list[str]:
     """Returns the fingerprints of the corpora of a retriever, sorted, each once."""
     return sorted({corpus.fingerprint for corpus in corpora_of(retriever)})
+
+
+def trained_builds(retriever: Any) -> list[str]:
+    """Returns fingerprint and build of each trained searcher (`DenseRetriever.build`), sorted."""
+    parts = [part for part in parts_of(retriever) if getattr(part, "build", "")]
+    return sorted(f"{part.fingerprint} {part.build}" for part in parts)
 
 
 def describe_quality(

@@ -10,60 +10,33 @@ copies stay together, because they share their prompt.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, build_forest, reorder
-from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.types import Question
 
-# The indices of the questions of a shard, ascending, and the numbers of the copies of each.
-Shard = Mapping[int, Sequence[int]]
-# From questions, and the numbers of the copies of each, to their forest, as `collect`.
-RollOut = Callable[[Sequence[Question], Sequence[Sequence[int]]], Forest]
 
-
-def data_parallel_rollout(
-    questions: Sequence[Question], roll_out: RollOut, rollouts: int = 1
-) -> Forest:
-    """Rolls out the questions on all processes and returns the same forest on each (a collective).
+def own_shard(
+    questions: Sequence[Question], rollouts: int = 1
+) -> tuple[list[Question], list[list[int]]]:
+    """Returns the questions of this process, and the numbers of the copies of each.
 
     Args:
       questions: the batch.
-      roll_out: rolls out the shard of this process in an environment on its own devices.
       rollouts: rollouts per question.
     """
-    return gather_shards(questions, lambda: shard_rollout(questions, roll_out, rollouts), rollouts)
-
-
-def shard_rollout(questions: Sequence[Question], roll_out: RollOut, rollouts: int = 1) -> Forest:
-    """Rolls out the shard of this process (the arguments of `data_parallel_rollout`), without a
-    message to another one."""
     own = shard_questions(questions, jax.process_count(), rollouts)[jax.process_index()]
-    return roll_out([questions[i] for i in own], [*own.values()])
-
-
-def gather_shards(
-    questions: Sequence[Question], shard: Callable[[], Forest], rollouts: int = 1
-) -> Forest:
-    """Returns the forest of all questions on each process, from the shards (a collective).
-
-    Args:
-      questions: the batch.
-      shard: returns the result of `shard_rollout`; its error is raised on all processes.
-      rollouts: rollouts per question.
-    """
-    forests = all_gather_object(shard)
-    if len(forests) == 1:
-        return forests[0]
-    return merge_shards(questions, shard_questions(questions, len(forests), rollouts), forests)
+    return [questions[i] for i in own], [*own.values()]
 
 
 def shard_questions(
     questions: Sequence[Question], count: int, rollouts: int = 1
 ) -> list[dict[int, list[int]]]:
     """Divides the rollouts of questions into `count` shards.
+
+    A shard has the indices of its questions, ascending, and the numbers of the copies of each.
 
     A question that occurs several times has the same shards each time, because `collect`
     distinguishes its occurrences by their order.
@@ -85,16 +58,19 @@ def shard_questions(
 
 
 def merge_shards(
-    questions: Sequence[Question], shards: Sequence[Shard], forests: Sequence[Forest]
+    questions: Sequence[Question], forests: Sequence[Forest], rollouts: int = 1
 ) -> Forest:
     """Merges the forests of shards; node for node the forest of one `collect` over all questions.
 
     Args:
       questions: the whole batch.
-      shards: the questions and rollouts of each shard, see `shard_questions`.
-      forests: the forest of each shard.
+      forests: the forest of each process, from `own_shard`.
+      rollouts: rollouts per question.
     """
-    # Parents and questions are renumbered.
+    if len(forests) == 1:
+        return forests[0]
+    shards = shard_questions(questions, len(forests), rollouts)
+    # 1. Concatenate the records, with parents and questions renumbered.
     records, failures = list[Record](), dict[int, str]()
     for shard, forest in zip(shards, forests, strict=True):
         indices, first = [*shard], len(records)

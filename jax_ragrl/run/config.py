@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
 from jax_ragrl.config.ranges import Count, MeshSizes, Natural, Share
-from jax_ragrl.config.schema import build, convert, kinds_of, one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.chunks import Chunks
-from jax_ragrl.corpus.formats.own import check_fields
+from jax_ragrl.corpus.fields import check_fields
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference
 from jax_ragrl.learner.objective import Objective
@@ -23,33 +22,20 @@ from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.policies import Schedule
 from jax_ragrl.llm.kinds import (
     LLM,
-    LocalLLMConfig,
     NoLLMConfig,
-    OpenAIConfig,
     Thinking,
     WorldReaderConfig,
 )
 from jax_ragrl.models.attention import IMPLEMENTATIONS
-from jax_ragrl.models.by_name import TINY as TINY
-from jax_ragrl.models.config import REMAT
+from jax_ragrl.models.config import REMAT, TINY
 from jax_ragrl.models.lora import LoRAConfig
-from jax_ragrl.retrieval.kinds import Index, RemoteIndex, ServerIndex, VectorIndex
-from jax_ragrl.retrieval.web import ENGINES
+from jax_ragrl.retrieval.kinds import Index, VectorIndex
 from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.system import check_members
-from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems.ablation import (
-    LOOSE,
-    OWN,
-    with_credit,
-    with_grammar,
-    with_own_policies,
-    with_thinking,
-)
 from jax_ragrl.systems.base import Credit, Recipe, check_group_size, masked_credit
-from jax_ragrl.systems.registry import system_module
+from jax_ragrl.text.metrics import METRICS
 
 REMOTE = "remote"  # the kind of an index on a server
 REPLY = 512  # maximum new tokens of a frozen local model: no system requests more
@@ -79,7 +65,7 @@ class WorldData:
 class FileData:
     """Data files in any of the supported formats (`corpus/formats`).
 
-    Separate several files of questions with commas; see `corpus.questions.load_mixture`. A file may
+    Separate several files of questions with commas; see `corpus.mixture.load_mixture`. A file may
     also be one of a data set on the Hugging Face Hub: `hf://datasets/OWNER/NAME[@REVISION]/PATH`.
 
     Fields:
@@ -298,7 +284,7 @@ class Job:
         if self.recipe.metric not in METRICS:
             raise UserError(
                 f"the recipe's metric is {self.recipe.metric!r}: use one of {', '.join(METRICS)}, "
-                "or add it to jax_ragrl.run.evaluate.METRICS in the module of the system"
+                "or add it to jax_ragrl.text.metrics.METRICS in the module of the system"
             )
         # The evaluated system may have roles with other limits than the trained one.
         systems = (self.recipe.system, self.recipe.evaluation_system)
@@ -315,10 +301,7 @@ class Job:
         roles = tuple(self.policy_of)
         self.schedule.roles(0, roles)  # this call and the next one refuse unknown roles
         self.objective.weights_of(roles)
-        self._check_update()
-
-    def _check_update(self) -> None:
-        """Raises `UserError` if the update lacks something that it reads."""
+        # The update has what it reads.
         if self.preference is not None:
             self._check_preference()
         self._check_credit()
@@ -401,111 +384,3 @@ class Job:
                 f"trained roles are sampled at temperatures {values}, but scoring has one: use one"
             )
         return temperatures.pop()
-
-
-def load_job(values: Mapping[str, Any]) -> Job:
-    """Builds a job from the values of a config: `system` names a system, `recipe` its settings."""
-    # A copy, because `load_recipe` removes keys.
-    values = with_default_index(values)
-    return build(Job, {"recipe": load_recipe(values), **values})
-
-
-def with_default_index(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a config in which files without a section `index` are searched with BM25.
-
-    A generated world keeps the default of `Job`, hashed words.
-    """
-    data = values.get("data")
-    has_files = isinstance(data, Mapping) and bool(data.get("files"))
-    default = {"index": {"kind": "bm25"}} if has_files else {}
-    return {**default, **values}
-
-
-def load_recipe(values: dict[str, Any]) -> Recipe:
-    """Builds the recipe of a config and removes the keys that it reads from `values`.
-
-    It removes `system`, `recipe`, `credit`, `rollouts` and `grammar`, and reads `thinking` and the
-    roles in `policies`; see `systems.ablation` for credit, rollouts, grammar and policies.
-    """
-    name, settings = values.pop("system", None), values.pop("recipe", {})
-    credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
-    grammar = str(values.pop("grammar", LOOSE))
-    if not isinstance(rollouts, int) or rollouts < 0:
-        raise UserError(f"config.rollouts is {rollouts!r}: use a number of rollouts, or 0")
-    module = system_module(str(name))
-    if missing := [part for part in ("Settings", "recipe") if not hasattr(module, part)]:
-        raise UserError(
-            f"config.system is {name!r}, but that module has no {missing[0]}: a system has a "
-            "dataclass Settings and a function recipe(settings), as CONTRIBUTING.md shows"
-        )
-    # The settings of a recipe depend on the system, so that `build` cannot know their class.
-    recipe: Recipe = module.recipe(build(module.Settings, settings, "config.recipe"))
-    # Read before `build` converts the whole config: the recipe needs the names now.
-    pairs = convert(tuple[tuple[str, str], ...], values.get("policies", ()), "config.policies")
-    recipe = with_own_policies(recipe, [name for name, _ in pairs])
-    if values.get("thinking") == "on":
-        recipe = with_thinking(recipe)
-    recipe = with_grammar(recipe, grammar)
-    return with_credit(recipe, str(credit), rollouts)
-
-
-def parse_index(text: str) -> ServerIndex:
-    """Parses a retriever: the address of a server, or `ENGINE[@URL]`."""
-    name, _, url = text.partition("@")
-    if name not in ENGINES:
-        return RemoteIndex(url=text)
-    server: ServerIndex = build(kinds_of(Index)[name], {"url": url} if url else {}, "index")
-    return server
-
-
-SERVER = "openai:"
-
-
-def parse_llm(text: str, *, int8: bool = False) -> LLM:
-    """Parses a frozen language model: `tiny`, a folder, or `openai:MODEL[@URL][#EXTRA]`.
-
-    EXTRA is a JSON object, the value of `llm.extra_body`. With `int8` a local model has eight-bit
-    weights.
-
-    Raises:
-      UserError: EXTRA is not a JSON object, or `int8` is set for a server.
-    """
-    if not text.startswith(SERVER):
-        return LocalLLMConfig(text, int8=int8)
-    if int8:
-        raise UserError(
-            f"{text} runs on a server: use int8 with a local model only, or leave it out"
-        )
-    model, url, extra = _split_server(text)
-    return OpenAIConfig(model, url or None, extra_body=json_object(extra or "{}"))
-
-
-def model_of(text: str) -> str:
-    """Removes the address of a server, which may change, from a text for `parse_llm`."""
-    if not text.startswith(SERVER):
-        return text
-    model, _, extra = _split_server(text)
-    return f"{SERVER}{model}" + (f"#{extra}" if extra else "")
-
-
-def _split_server(text: str) -> tuple[str, str, str]:
-    """The model, address and extra of `openai:MODEL[@URL][#EXTRA]`; missing ones are empty."""
-    # The extra is split off first: its JSON may contain an @.
-    place, _, extra = text.removeprefix(SERVER).partition("#")
-    model, _, url = place.partition("@")
-    return model, url, extra
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Parses a JSON object that follows the name of a model.
-
-    Raises:
-      UserError: the text is not a JSON object.
-    """
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise UserError(f'the text after # is {text!r}: use a JSON object, such as {{"top_k": 20}}')
-    return value

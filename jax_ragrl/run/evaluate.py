@@ -14,7 +14,7 @@ from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
-from jax_ragrl.rollout.data_parallel import data_parallel_rollout
+from jax_ragrl.rollout.data_parallel import merge_shards, own_shard
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.rewards import finite_number
@@ -22,36 +22,10 @@ from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_m
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps
 from jax_ragrl.rollout.tree import Action, Forest, Record, build_forest
-from jax_ragrl.runtime.multihost import on_process_zero
+from jax_ragrl.runtime.multihost import all_gather_object, on_process_zero
 from jax_ragrl.runtime.progress import progress
-from jax_ragrl.text.metrics import (
-    bootstrap_interval,
-    cover_match,
-    cover_match_tokens,
-    exact_match,
-    f1,
-)
+from jax_ragrl.text.metrics import METRICS, bootstrap_interval
 from jax_ragrl.types import Passage, Question
-
-# From an answer and the gold answers to a score from 0 to 1. The module of a system may add a
-# metric, which then is a column of every table.
-METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "cover_em": cover_match,
-    "cover_em_tokens": cover_match_tokens,
-    "em": exact_match,
-    "f1": f1,
-}
-
-
-def training_metric(name: str) -> Callable[[str, Sequence[str]], float]:
-    """Returns the metric that decides what is right in training, for the metric of a table.
-
-    The substring of cover-EM accepts "I do not know." for "no", so its tokens decide.
-    """
-    return METRICS["cover_em_tokens" if name == "cover_em" else name]
-
-
-METRIC_NAMES = {"cover_em": "cover-EM", "cover_em_tokens": "cover-EM", "em": "EM", "f1": "F1"}
 
 
 class Trace(NamedTuple):
@@ -201,12 +175,14 @@ def evaluate(
         grades = on_process_zero(lambda: grade_answers(judge, questions, answers))
         scores["judge"] = np.where(has_failed, np.nan, grades)
     records = [record for forest in forests for record in forest.records]
+    costs = [cost for forest in forests for cost in costs_of(forest, prices)]
     return Result(
         scores=scores,
         finish_reasons=_count(leaf.finish_reason if leaf else "failed" for leaf in leaves),
         invalid_actions=_count(error for record in records for error in _errors(record)),
         strategies=_count(strategy for leaf in leaves for strategy in _strategy(leaf)),
-        costs=_columns([cost for forest in forests for cost in costs_of(forest, prices)]),
+        # All rows have the same costs, so that the first one names the columns.
+        costs={x: np.array([cost[x] for cost in costs]) for x in (costs[0] if costs else ())},
         roles=role_costs(forests),
         answers=answers,
         failures=tuple(message for forest in forests for message in forest.failures),
@@ -219,19 +195,20 @@ def evaluate(
 def _roll_out(
     system: System, questions: Sequence[Question], environment: Environment, batch: int
 ) -> list[Forest]:
-    def roll_out(own: Sequence[Question], copies: Sequence[Sequence[int]]) -> Forest:
-        return collect(system, single_chain, own, environment, copies=copies)
+    def roll_out(chunk: Sequence[Question]) -> Forest:
+        own, copies = own_shard(chunk)
+        forests = all_gather_object(
+            lambda: collect(system, single_chain, own, environment, copies=copies)
+        )
+        forest = merge_shards(chunk, forests)
+        # A question that a policy on a server did not answer has failed, too.
+        failures = dict(zip(forest.failed_questions, forest.failures, strict=True))
+        return build_forest(forest.questions, forest.records, lost_questions(forest) | failures)
 
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     with progress("answer", "question", len(questions)):  # `collect` counts them
-        return [_without_lost(data_parallel_rollout(chunk, roll_out)) for chunk in chunks]
-
-
-def _without_lost(forest: Forest) -> Forest:
-    """Makes failures of the questions that a policy on a server did not answer."""
-    failures = zip(forest.failed_questions, forest.failures, strict=True)
-    return build_forest(forest.questions, forest.records, lost_questions(forest) | dict(failures))
+        return [roll_out(chunk) for chunk in chunks]
 
 
 def _traces(forest: Forest) -> Iterator[Trace]:
@@ -275,11 +252,6 @@ def retrieval_scores(
 
 
 _count = collections.Counter[str]
-
-
-def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
-    # All rows have the same costs, so that the first one names the columns.
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
 
 
 def intervals(result: Result) -> dict[str, list[float]]:

@@ -19,7 +19,8 @@ from jax_ragrl.retrieval.description import FILE, read_description
 from jax_ragrl.retrieval.index import KINDS, open_index, read_corpus, with_gold
 from jax_ragrl.retrieval.kinds import LISTWISE, BM25Index, PipelineIndex
 from jax_ragrl.retrieval.recall import describe_quality
-from jax_ragrl.run.components import load_retriever, section_units
+from jax_ragrl.run.data import section_units
+from jax_ragrl.run.index import load_retriever
 from jax_ragrl.run.pipeline import (
     LoadLLM,
     describe_pipeline,
@@ -62,7 +63,10 @@ def section_of(options: Mapping[str, Any]) -> BM25Index | PipelineIndex | None:
     Raises:
       UserError: an option is not read by the kind, or the kind is unknown.
     """
-    kind = options["kind"] or _kind_of(options)
+    if not (kind := options["kind"]):
+        # An encoder needs vectors, and its absence words.
+        kind = "scann" if options["encoder"] or options["vectors"] else BM25Index.kind
+        kind = PipelineIndex.kind if options["retrievers"] or options["rerank"] else kind
     one_of("index kind", kind, (BM25Index.kind, *KINDS, PipelineIndex.kind))
     for name, kinds in READERS.items():
         if options.get(name) and kind not in kinds:
@@ -86,13 +90,6 @@ READERS = {
     **dict.fromkeys(("retrievers", "fuse", "rerank", "candidates"), (PipelineIndex.kind,)),
 }
 SETTINGS = ("language", "retrievers", "fuse", "rerank", "candidates")
-
-
-def _kind_of(options: Mapping[str, Any]) -> str:
-    """The kind that options imply: an encoder needs vectors, and its absence words."""
-    if options["retrievers"] or options["rerank"]:
-        return PipelineIndex.kind
-    return "scann" if options["encoder"] or options["vectors"] else BM25Index.kind
 
 
 def build_folder(

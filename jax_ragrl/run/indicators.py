@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -190,13 +190,6 @@ def _family(key: str) -> str:
     return metric.name if metric else ""
 
 
-def _values(row: Mapping[str, Any], metric: str) -> Iterator[tuple[str, float]]:
-    """Yields the keys and values of a metric; a value that is not finite says nothing."""
-    for key, value in row.items():
-        if _family(key) == metric and value is not None and math.isfinite(value):
-            yield key, float(value)
-
-
 def with_value(trend: Trend, value: float, steps: int) -> Trend:
     """Returns a trend with a further value.
 
@@ -268,7 +261,10 @@ def observe(
     for name, limit in limits.items():
         if limit.action == OFF or not applies(INDICATORS[name], row):
             continue
-        for key, value in _values(row, INDICATORS[name].metric):
+        for key, value in row.items():
+            # A value that is not finite says nothing.
+            if _family(key) != INDICATORS[name].metric or value is None or not math.isfinite(value):
+                continue
             trend = trends.get((name, key), Trend())
             number = number_of(INDICATORS[name], value, trend, steps)
             beyond = is_beyond(INDICATORS[name], number, limit.threshold)

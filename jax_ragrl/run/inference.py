@@ -14,9 +14,9 @@ from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import transcript
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import Result, evaluate
+from jax_ragrl.run.parts import Components
 from jax_ragrl.types import Question
 
 

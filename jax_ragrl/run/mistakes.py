@@ -38,7 +38,11 @@ def mistake_of(prediction: Mapping[str, Any]) -> str:
     if prediction["scores"].get("cover_em") != 0.0:
         return ""
     if prediction["answer"] is None:
-        return _without_answer(prediction)
+        if prediction["faults"]:
+            return FAULTY_ACTION
+        if not prediction["gold_passages"]:
+            return WRONG
+        return GAVE_UP if has_all_gold(prediction) else SEARCH_FAILED
     # A search may find nothing; predictions of earlier versions have no costs.
     searches = prediction.get("costs", {}).get("retrieval_calls", len(prediction["passages"]))
     if not searches:
@@ -46,14 +50,6 @@ def mistake_of(prediction: Mapping[str, Any]) -> str:
     if not prediction["gold_passages"]:
         return WRONG
     return FAULTY_READING if has_all_gold(prediction) else PREMATURE
-
-
-def _without_answer(prediction: Mapping[str, Any]) -> str:
-    if prediction["faults"]:
-        return FAULTY_ACTION
-    if not prediction["gold_passages"]:
-        return WRONG
-    return GAVE_UP if has_all_gold(prediction) else SEARCH_FAILED
 
 
 def has_all_gold(prediction: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -77,24 +78,14 @@ def placed_sections(index: PipelineIndex, folder: pathlib.Path) -> Iterator[Sing
         if isinstance(part, RemoteIndex) or part.folder:
             yield part
             continue
-        name = _unused(_short_name(part), names)
+        # Such as `bm25` or `scann-minilm`, and `bm25-2` for a second one.
+        name = str(part.kind)
+        if isinstance(part, VectorIndex):
+            name += "-" + re.sub(r"[^\w.-]+", "-", pathlib.Path(part.encoder).name)
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        name = next(x for x in itertools.chain([name], numbered) if x not in names)
         names.add(name)
         yield dataclasses.replace(part, folder=str(folder / name))
-
-
-def _short_name(part: SingleIndex) -> str:
-    """The name of a retriever's folder, such as `bm25` or `scann-minilm`."""
-    if not isinstance(part, VectorIndex):
-        return part.kind
-    encoder = re.sub(r"[^\w.-]+", "-", pathlib.Path(part.encoder).name)
-    return f"{part.kind}-{encoder}"
-
-
-def _unused(name: str, names: set[str]) -> str:
-    number = 1
-    while (result := name if number == 1 else f"{name}-{number}") in names:
-        number += 1
-    return result
 
 
 def describe_pipeline(index: PipelineIndex) -> dict[str, Any]:

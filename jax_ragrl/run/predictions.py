@@ -12,7 +12,7 @@ import numpy as np
 from jax_ragrl.run.evaluate import Result
 from jax_ragrl.runtime.jsonl import write_rows
 from jax_ragrl.runtime.multihost import on_process_zero
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.types import Question
 
 FOLDER = "predictions"
 
@@ -32,12 +32,12 @@ def write_predictions(
     # Names of rows have colons and spaces, which some file systems refuse.
     label = re.sub(r"[^\w.-]+", "_", name)
     file = folder / FOLDER / f"{label}.jsonl"
-    on_process_zero(lambda: _write(file, questions, result))
 
+    def write() -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_rows(file, prediction_rows(questions, result))
 
-def _write(file: pathlib.Path, questions: Sequence[Question], result: Result) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_rows(file, prediction_rows(questions, result))
+    on_process_zero(write)
 
 
 def prediction_rows(questions: Sequence[Question], result: Result) -> Iterator[dict[str, Any]]:
@@ -67,7 +67,7 @@ def prediction_rows(questions: Sequence[Question], result: Result) -> Iterator[d
             "hops": question.hops,
             "kind": question.kind,
             "gold_passages": list(question.gold),
-            "passages": [_passage(passage) for passage in result.passages[i]],
+            "passages": [passage._asdict() for passage in result.passages[i]],
             "steps": list(trace.steps),
         }
 
@@ -75,7 +75,3 @@ def prediction_rows(questions: Sequence[Question], result: Result) -> Iterator[d
 def _at(columns: Mapping[str, np.ndarray], i: int) -> dict[str, float | None]:
     """The finite numbers of question `i`; None for the others, which JSON does not have."""
     return {name: float(x[i]) if np.isfinite(x[i]) else None for name, x in columns.items()}
-
-
-def _passage(passage: Passage) -> dict[str, str]:
-    return {"id": passage.id, "title": passage.title, "text": passage.text}

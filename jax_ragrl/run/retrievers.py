@@ -12,10 +12,13 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.index import load_indexed, stored_corpus
 from jax_ragrl.retrieval.kinds import Index, ServerIndex
-from jax_ragrl.run.components import index_folder, load_data, load_retriever, server_retriever
-from jax_ragrl.run.config import Data, parse_index, with_default_index
+from jax_ragrl.run.config import Data
+from jax_ragrl.run.data import load_data
+from jax_ragrl.run.index import index_folder, load_retriever, server_retriever
 from jax_ragrl.run.index_folder import open_folder as open_index_folder
+from jax_ragrl.run.load import with_default_index
 from jax_ragrl.run.pipeline import LoadLLM
+from jax_ragrl.run.short_names import parse_index
 
 
 def retriever_from(

@@ -19,7 +19,7 @@ import numpy as np
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.reading import AS_IS, Reading
+from jax_ragrl.corpus.reading import AS_IS, Reading, source_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import SETTINGS
 from jax_ragrl.retrieval.description import (
@@ -60,7 +60,7 @@ class Changes:
         """Identifies the changed corpus, given the fingerprint of the former one."""
         ids = hashlib.sha256(json.dumps(sorted(self.removed_ids)).encode()).hexdigest()
         reading = self.reading.describe()
-        return [fingerprint, store.source_of(self.add, None, reading) if self.add else None, ids]
+        return [fingerprint, source_of(self.add, None, reading) if self.add else None, ids]
 
 
 def update_index(
@@ -101,7 +101,13 @@ def update_index(
     corpus = process_zero_first(lambda: _write_corpus(folder, version, former, changes, row_Y))
     # The former version answers until the new one is complete, so that a kill leaves an index.
     _build(corpus, folder, version, row_Y)
-    on_process_zero(lambda: _publish(folder, version))
+
+    def publish() -> None:
+        """Replaces the former version by the new one at once, and then deletes the former one."""
+        write_json(folder / FILE, {**read_description(folder / version), VERSION: version})
+        drop_versions(folder)
+
+    on_process_zero(publish)
     return {
         **{name: read_description(folder)[name] for name in ("corpus", "kind", "count")},
         "added": len(corpus) - len(row_Y),
@@ -235,13 +241,6 @@ def known_vectors(folder: pathlib.Path, row_Y: np.ndarray, count: int) -> KnownV
     row_X = np.full(count, -1, np.int64)
     row_X[: len(row_Y)] = row_Y
     return KnownVectors(MappedArray(folder), row_X)
-
-
-def _publish(folder: pathlib.Path, version: str) -> None:
-    """Replaces the former version by the new one at once, and then deletes the former one."""
-    description = read_description(folder / version)
-    write_json(folder / FILE, {**description, VERSION: version})
-    drop_versions(folder)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

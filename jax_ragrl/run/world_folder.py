@@ -17,7 +17,8 @@ from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.kinds import WorldReaderConfig
-from jax_ragrl.run.config import WorldData, json_object
+from jax_ragrl.run.config import WorldData
+from jax_ragrl.run.short_names import json_object
 from jax_ragrl.runtime.jsonl import write_json
 
 FILE = "world.json"

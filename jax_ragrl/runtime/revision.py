@@ -7,7 +7,7 @@ import os
 import pathlib
 import subprocess
 
-from jax_ragrl import __version__
+from jax_ragrl.version import __version__
 
 
 def revision() -> str:

@@ -148,8 +148,8 @@ class Recipe:
         in a state.
       rollouts: the number of independent rollouts per question.
       inference: the system for evaluation, if it differs from `system`.
-      metric: the headline metric of the evaluation, a key of `evaluate.METRICS`; the module of a
-        system may add its own entry there.
+      metric: the headline metric of the evaluation, a key of `text.metrics.METRICS`; the module
+        of a system may add its own entry there.
       accepts_judge: whether the verdict of a judge may replace the metric in `reward`.
       trainable: from a forest to the nodes that may be trained, bool `[N]`, whatever the credit;
         None: all.

@@ -163,6 +163,25 @@ def cover_match_tokens(prediction: str, answers: Sequence[str], *, punct: str = 
     return _best(_covered_tokens, prediction, answers, punct)
 
 
+# From an answer and the gold answers to a score from 0 to 1. The module of a system may add a
+# metric, which then is a column of every table.
+METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "cover_em": cover_match,
+    "cover_em_tokens": cover_match_tokens,
+    "em": exact_match,
+    "f1": f1,
+}
+METRIC_NAMES = {"cover_em": "cover-EM", "cover_em_tokens": "cover-EM", "em": "EM", "f1": "F1"}
+
+
+def training_metric(name: str) -> Callable[[str, Sequence[str]], float]:
+    """Returns the metric that decides what is right in training, for the metric of a table.
+
+    The substring of cover-EM accepts "I do not know." for "no", so its tokens decide.
+    """
+    return METRICS["cover_em_tokens" if name == "cover_em" else name]
+
+
 def _resampled_means(x_N: np.ndarray, samples: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Yields the means of resamples with replacement, in blocks that bound the memory."""
     rng = np.random.default_rng(seed)  # a fixed seed: equal scores have equal intervals

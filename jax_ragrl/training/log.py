@@ -182,13 +182,13 @@ def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[st
     A name that ends with "/" matches all keys that begin with it. A name also matches the keys of
     each policy: `kl/mean` matches `plan/kl/mean`.
     """
-    return [key for name in names for key in sorted(metrics) if _matches(key, name)]
-
-
-def _matches(key: str, name: str) -> bool:
     # The leading slashes keep `valid_frac/` from matching `invalid_frac/`.
-    at = f"/{key}".find(f"/{name}")
-    return at >= 0 and (name.endswith("/") or f"/{key}".endswith(f"/{name}"))
+    return [
+        key
+        for name in names
+        for key in sorted(metrics)
+        if (f"/{name}" in f"/{key}" if name.endswith("/") else f"/{key}".endswith(f"/{name}"))
+    ]
 
 
 def format_number(value: float) -> str:

@@ -38,10 +38,11 @@ def describe_rollout(
       prices: prices of searches and of the frozen language model's tokens.
       metric: the score of an answer against the gold answers, for `reward_order`.
     """
+    terms = reward_terms(forest) if reward_terms and forest.leaf_N.any() else {}
     return (
         _sizes(forest)
         | own_reward(forest)
-        | _reward_terms(forest, reward_terms)
+        | {f"reward_term/{name}": float(x_N[forest.leaf_N].mean()) for name, x_N in terms.items()}
         | (reward_order(forest, metric) if metric else {})
         | _role_metrics(forest, credit_N)
         | zero_variance_fraction(forest)
@@ -100,13 +101,6 @@ def policy_tokens(forest: Forest) -> int:
     """
     sizes_N = [len(record.action.ids) if record.action else 0 for record in forest.records]
     return int(np.dot(np.array(sizes_N, np.int64), forest.multiplicity_N))
-
-
-def _reward_terms(forest: Forest, reward_terms: RewardTerms | None) -> dict[str, float]:
-    if reward_terms is None or not forest.leaf_N.any():
-        return {}
-    terms = reward_terms(forest)
-    return {f"reward_term/{name}": float(x_N[forest.leaf_N].mean()) for name, x_N in terms.items()}
 
 
 def _role_metrics(forest: Forest, credit_N: np.ndarray) -> dict[str, float]:

@@ -23,11 +23,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from jax_ragrl.corpus.questions import Batches
-from jax_ragrl.learner.policies import Policies, Schedule
+from jax_ragrl.learner.policies import Policies
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.rollout.waiting import CAUSES, DEVICE, WaitingTimes
 from jax_ragrl.runtime import records
+from jax_ragrl.training.step import Method, collect_shard, gather
 from jax_ragrl.types import Question
 
 
@@ -89,23 +90,18 @@ class Rollouts:
     """Makes the rollouts of the steps of a run, in order.
 
     Fields:
+      method: what all steps have in common.
       data: the questions.
-      steps, staleness, schedule: of the run's config.
+      steps, staleness: of the run's config.
       act: from policies, and whether they must outlive the next update, to an environment in which
         they act.
-      roll_out: from an environment, the questions of a step and its number to the forest of this
-        process.
-      gather: from the questions and a function that returns the forest of this process to the
-        forest of all processes with its rewards; a collective.
     """
 
+    method: Method
     data: Batches
     steps: int
     staleness: int
-    schedule: Schedule
     act: Callable[[Policies, bool], Environment]
-    roll_out: Callable[[Environment, Sequence[Question], int], Forest]
-    gather: Callable[[Sequence[Question], Callable[[], Forest]], Forest]
     _in_flight: InFlight | None = None
     _early_wait: float = 0.0
 
@@ -128,8 +124,10 @@ class Rollouts:
         waiting = WaitingTimes()
         with waiting.call(DEVICE):
             environment = self.act(policies, False)._replace(times=waiting)
-        questions = next(self.data)
-        forest = self.gather(questions, lambda: self.roll_out(environment, questions, step))
+        method, questions = self.method, next(self.data)
+        forest = gather(
+            method, questions, lambda: collect_shard(method, environment, questions, step)
+        )
         return Rollout(forest, 0, waiting.seconds())
 
     def begin(self, policies: Policies, step: int) -> None:
@@ -141,24 +139,19 @@ class Rollouts:
         """
         # The first rollouts of a phase have its roles and come from the policies that it begins
         # with, which are its references.
-        if not self.staleness or step >= self.steps or self.schedule.begins_phase(step):
+        if not self.staleness or step >= self.steps or self.method.schedule.begins_phase(step):
             return
         waiting, state = WaitingTimes(), self.data.get_state()
         with waiting.call(DEVICE):
             environment = self.act(policies, True)._replace(times=waiting)
         questions = next(self.data)
-        rollout = self._pool.submit(self._run, environment, questions, step, waiting)
-        self._in_flight = InFlight(step, state, questions, rollout, waiting)
 
-    def _run(
-        self,
-        environment: Environment,
-        questions: Sequence[Question],
-        step: int,
-        waiting: WaitingTimes,
-    ) -> Rollout:
-        forest = self.roll_out(environment, questions, step)
-        return Rollout(forest, 0, waiting.seconds())
+        def run() -> Rollout:
+            forest = collect_shard(self.method, environment, questions, step)
+            return Rollout(forest, 0, waiting.seconds())
+
+        rollout = self._pool.submit(run)
+        self._in_flight = InFlight(step, state, questions, rollout, waiting)
 
     def wait(self) -> None:
         """Waits for the rollouts in flight; `take` raises an error of theirs. A collective."""
@@ -174,7 +167,7 @@ class Rollouts:
             return
         shard, whole = in_flight.rollout, Future[Rollout]()
         try:
-            forest = self.gather(in_flight.questions, lambda: shard.result().forest)
+            forest = gather(self.method, in_flight.questions, lambda: shard.result().forest)
             whole.set_result(shard.result()._replace(forest=forest))
         except Exception as error:  # any error belongs to the step, which comes later
             whole.set_exception(error)

@@ -122,7 +122,11 @@ class Warden:
         self._forest = forest
         actions = self._report(self._observe(row), row)
         if UNDO in actions:
-            policies, self.has_undone = _undone(policies, spare), True
+            policies = {
+                name: old.with_state(**copy_to_devices(_trained(old), _trained(policies[name])))
+                for name, old in spare.items()
+            }
+            self.has_undone = True
         return policies
 
     def judge(self, row: Mapping[str, Any]) -> None:
@@ -163,9 +167,8 @@ class Warden:
         # A rate that undone updates have lowered was still too high.
         rate = self._job.optimizer.policy_lr * min(0.5, self._history.rate_factor)
         folder = self._workdir
-        has_best, has_newest = on_process_zero(
-            lambda: ((folder / BEST).is_dir(), has_checkpoints(folder))
-        )
+        has_best = on_process_zero((folder / BEST).is_dir)
+        has_newest = has_checkpoints(folder)  # a collective of its own
         newest = f"--from {folder}" if has_newest else "--config=CONFIG"
         start = f"--from {folder}@best" if has_best else newest
         return (
@@ -180,14 +183,6 @@ def _parts(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     late = {key: value for key, value in row.items() if key.startswith("eval/")}
     early = {key: value for key, value in row.items() if key not in late}
     return early, late | {"step": row["step"]}
-
-
-def _undone(policies: Policies, spare: Policies) -> Policies:
-    """Returns the policies before an update, from their copies in host memory."""
-    return {
-        name: before.with_state(**copy_to_devices(_trained(before), _trained(policies[name])))
-        for name, before in spare.items()
-    }
 
 
 def _trained(policy: Policy) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from jax_ragrl.config.schema import build, convert
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.kinds import BM25Index, Index
-from jax_ragrl.run.components import load_data
-from jax_ragrl.run.config import Data, Job, load_job, with_default_index
+from jax_ragrl.run.config import Data, Job
+from jax_ragrl.run.data import load_data
+from jax_ragrl.run.load import load_job, with_default_index
 from jax_ragrl.types import Question
 from jax_ragrl.validation.config import RUN, config_problems, kind_of
 from jax_ragrl.validation.data import (

@@ -9,7 +9,8 @@ from typing import Any
 from jax_ragrl.config.keys import ConfigKey, config_keys
 from jax_ragrl.config.schema import problems
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.config import Job, load_job, with_default_index
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.load import load_job, with_default_index
 from jax_ragrl.systems.ablation import LOOSE, OWN
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start

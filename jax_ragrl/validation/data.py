@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.data_path import data_path
+from jax_ragrl.corpus.mixture import load_answered, load_mixture
 from jax_ragrl.corpus.passages import fingerprint
-from jax_ragrl.corpus.questions import load_answered, load_mixture
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import check_bm25_settings
 from jax_ragrl.retrieval.description import encoder_source, read_description
@@ -19,14 +19,9 @@ from jax_ragrl.retrieval.index import FILE, folder_of
 from jax_ragrl.retrieval.kinds import BM25Index, Index, ServerIndex, VectorIndex
 from jax_ragrl.retrieval.lengths import describe_long, long_passages
 from jax_ragrl.retrieval.measures import example_names, missing_gold
-from jax_ragrl.run.components import (
-    check_index_settings,
-    config_reading,
-    has_other_source,
-    index_folder,
-    section_units,
-)
 from jax_ragrl.run.config import Data, FileData
+from jax_ragrl.run.data import config_reading, section_units
+from jax_ragrl.run.index import check_index_settings, has_other_source, index_folder
 from jax_ragrl.types import Passage, Question
 from jax_ragrl.validation.findings import Finding, Level, guarded
 

@@ -17,8 +17,9 @@ from jax_ragrl.plan import PlannedPolicy, config_named, state_bytes
 from jax_ragrl.retrieval.kinds import ServerIndex
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.policy import check_grammars
-from jax_ragrl.run.components import compare_with_roles, mesh_for, server_retriever
 from jax_ragrl.run.config import Job
+from jax_ragrl.run.index import server_retriever
+from jax_ragrl.run.models import compare_with_roles, mesh_for
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.text.prompts import conversations
 from jax_ragrl.text.tokenizer import ChatTokenizer

@@ -17,8 +17,8 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.components import load_llm, load_policies, mesh_for
 from jax_ragrl.run.config import Job
+from jax_ragrl.run.models import load_llm, load_policies, mesh_for
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.training.rollout_metrics import valid_samples
 from jax_ragrl.types import Hits, LLMRequest, Passage, Question

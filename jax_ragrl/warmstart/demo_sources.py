@@ -22,12 +22,12 @@ from jax_ragrl.rollout.expand import Expander, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.evaluate import training_metric
 from jax_ragrl.systems.base import Recipe, innermost_system
 from jax_ragrl.systems.baselines.adaptive import CLASSES, classifier_examples
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.systems.baselines.slim_plm import DraftOnly, gate_examples
 from jax_ragrl.systems.c3po import C3PO, ROUTER
+from jax_ragrl.text.metrics import training_metric
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart.demos import Demo
 

@@ -26,12 +26,12 @@ from jax_ragrl.learner.imitation import IMITATION, Example, check_one_step_per_b
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.state import Policy, prepare, trained_decoder
+from jax_ragrl.models.config import TINY
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.effects import ModelOutput, Observation
-from jax_ragrl.run.components import load_policy, mesh_of_shape
-from jax_ragrl.run.config import TINY
+from jax_ragrl.run.models import load_policy, mesh_of_shape
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message

@@ -26,9 +26,11 @@ from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import ActionSampler, Environment, collect
 from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.run.components import build_components, load_llm, reply_cache
-from jax_ragrl.run.config import load_job, model_of, parse_llm
+from jax_ragrl.run.build import build_components, reply_cache
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.lock import lock_output
+from jax_ragrl.run.models import load_llm
+from jax_ragrl.run.short_names import model_of, parse_llm
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.opera import Settings, recipe
 from jax_ragrl.systems.opera.expert_pool import (

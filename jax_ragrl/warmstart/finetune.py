@@ -33,6 +33,7 @@ from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.state import Policy, prepare, sampling_model, trained_decoder
 from jax_ragrl.llm.kinds import LLM, WorldReaderConfig
 from jax_ragrl.llm.local import LocalLLM
+from jax_ragrl.models.config import TINY
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import merge_lora
@@ -40,9 +41,12 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.retrieval.kinds import Index, VectorIndex
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.run.components import index_folder, load_data, load_llm, load_policy, load_retriever
-from jax_ragrl.run.config import TINY, Data, with_default_index
+from jax_ragrl.run.config import Data
+from jax_ragrl.run.data import load_data
 from jax_ragrl.run.evaluate import NoSampler, evaluate
+from jax_ragrl.run.index import index_folder, load_retriever
+from jax_ragrl.run.load import with_default_index
+from jax_ragrl.run.models import load_llm, load_policy
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, last_row, write_json
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.runtime.progress import progress

@@ -25,18 +25,15 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.llm_policy import LLMActionSampler, conversation
-from jax_ragrl.run.components import (
-    Components,
-    build_surroundings,
-    index_folder,
-    load_data,
-    load_llm,
-    mesh_for,
-    policy_folder,
-    reply_cache,
-)
-from jax_ragrl.run.config import Job, load_job, model_of, parse_llm
+from jax_ragrl.run.build import build_surroundings, reply_cache
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.data import load_data
+from jax_ragrl.run.index import index_folder
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.lock import lock_output
+from jax_ragrl.run.models import load_llm, mesh_for, policy_folder
+from jax_ragrl.run.parts import Components
+from jax_ragrl.run.short_names import model_of, parse_llm
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.runtime.sharding import local_mesh
 from jax_ragrl.systems.base import innermost_system

@@ -30,8 +30,8 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.run.components import load_policy
-from jax_ragrl.run.config import load_recipe
+from jax_ragrl.run.load import load_recipe
+from jax_ragrl.run.models import load_policy
 from jax_ragrl.runtime.jsonl import last_row
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.text.tokenizer import ChatTokenizer

@@ -13,7 +13,7 @@ from jax_ragrl.bench import retrieval
 from jax_ragrl.bench.retrieval import SECTIONS, parse_set, sets_in
 from jax_ragrl.cli.main import main
 from jax_ragrl.corpus.formats import load_questions
-from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.listwise import TOKENS_PER_PASSAGE
 from jax_ragrl.retrieval.recall import search_quality

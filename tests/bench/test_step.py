@@ -16,9 +16,11 @@ from jax_ragrl.cli.main import CONFIGS
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
-from jax_ragrl.run.components import Components, load_policies
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies
 from jax_ragrl.run.overrides import load_config
+from jax_ragrl.run.parts import Components
 
 
 class Event(NamedTuple):

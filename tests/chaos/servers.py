@@ -22,8 +22,9 @@ from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.retrieval.remote import to_document
-from jax_ragrl.run.components import load_data, load_retriever
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.data import load_data
+from jax_ragrl.run.index import load_retriever
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.types import LLMRequest, Message

@@ -74,7 +74,7 @@ def test_a_missing_field_names_file_line_and_field(tmp_path, capsys):
 
 
 def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
-    from jax_ragrl.corpus.passages import load_corpus
+    from jax_ragrl.corpus.reading import load_corpus
 
     one = write(tmp_path / "a.jsonl", {"id": "1", "title": "a", "text": "b"})
     other = write(tmp_path / "b.jsonl", {"id": "1", "title": "a", "text": "c"})
@@ -300,7 +300,7 @@ def test_a_negative_limit_is_refused(capsys):
 
 def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     from jax_ragrl.cli.main import load_config
-    from jax_ragrl.run.config import load_job
+    from jax_ragrl.run.load import load_job
 
     bounds = (("kl/mean", -1.0, 1.0),)
     url = {"index.kind": "remote", "index.url": "http://localhost:8000"}
@@ -446,7 +446,7 @@ def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
     def stop(job, folder):
         raise UserError("stop")
 
-    monkeypatch.setattr("jax_ragrl.run.components.build_components", stop)
+    monkeypatch.setattr("jax_ragrl.run.build.build_components", stop)
     assert main(["ask", "Who?"]) == 2
     assert "the shipped policy answers from the synthetic corpus" in capsys.readouterr().err
     assert main(["ask", "Who?", f"--config={CONFIG}"]) == 2

@@ -10,7 +10,7 @@ import pytest
 from jax_ragrl.cli.main import main
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.formats import load_questions
-from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.retrieval.index import open_index
 from jax_ragrl.serve.search import application
 from tests.listening import listening

@@ -13,7 +13,8 @@ from jax_ragrl.llm.kinds import LLM, LocalLLMConfig, NoLLMConfig, WorldReaderCon
 from jax_ragrl.retrieval.index import DTYPES, KINDS
 from jax_ragrl.retrieval.kinds import Index, RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.web import ENGINES
-from jax_ragrl.run.config import REMOTE, load_job
+from jax_ragrl.run.config import REMOTE
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config, override
 
 FULL = [

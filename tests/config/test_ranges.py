@@ -17,7 +17,8 @@ from annotated_types import Gt, Interval, Lt
 from jax_ragrl.config.ranges import Bound, Count, Lengths, MeshSizes, NotNegative, Share
 from jax_ragrl.config.schema import build, convert, fields_of, is_section
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.systems import baselines
 from jax_ragrl.systems.registry import PAPERS, system_module
 from jax_ragrl.warmstart.demos import WarmStart

@@ -4,7 +4,7 @@ import pytest
 
 from jax_ragrl.corpus.builtin import data_file
 from jax_ragrl.corpus.formats import load_passages, load_questions
-from jax_ragrl.corpus.questions import load_mixture
+from jax_ragrl.corpus.mixture import load_mixture
 from jax_ragrl.errors import UserError
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from jax_ragrl.corpus import formats
 from jax_ragrl.corpus.formats import files
-from jax_ragrl.corpus.passages import load_corpus
-from jax_ragrl.corpus.questions import load_answered
+from jax_ragrl.corpus.mixture import load_answered
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
 

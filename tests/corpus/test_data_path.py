@@ -100,7 +100,7 @@ SCRIPT = """
 import json, sys
 from jax_ragrl.corpus.formats import load_passages
 from jax_ragrl.corpus.data_path import data_path
-from jax_ragrl.corpus.questions import load_mixture
+from jax_ragrl.corpus.mixture import load_mixture
 from jax_ragrl.errors import UserError
 try:
     ids = [question.id for question in load_mixture(sys.argv[1])]

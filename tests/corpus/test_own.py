@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from jax_ragrl.corpus import formats
-from jax_ragrl.corpus.formats import own
+from jax_ragrl.corpus.fields import parse_fields
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
 
@@ -67,7 +67,7 @@ def test_passages_are_read_by_the_names_in_use(tmp_path, shape, text_name, more)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_given_names_replace_the_usual_ones(tmp_path, shape):
     rows = [{"Q": "q?", "A": "a", "question": "no", "key": "k", "docs": ["p1"], "answer": "no"}]
-    names = own.parse_fields("question=Q, answer=A,id=key,gold=docs")
+    names = parse_fields("question=Q, answer=A,id=key,gold=docs")
     (question,) = formats.load_questions(write(tmp_path / "x", rows, shape), fields=names)
     assert (question.id, question.text, question.answers) == ("k", "q?", ("a",))
     assert question.gold == ("p1",) and "question" in question.metadata
@@ -192,4 +192,4 @@ def test_a_format_of_records_for_another_kind_of_file_is_refused(tmp_path, conte
 @pytest.mark.parametrize("text", ["question", "question=", "asked=Q", "=Q"])
 def test_names_of_unknown_fields_are_refused(text):
     with pytest.raises(UserError, match="give FIELD=NAME, for the fields question, answer"):
-        own.parse_fields(text)
+        parse_fields(text)

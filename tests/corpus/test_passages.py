@@ -8,9 +8,10 @@ import pytest
 
 from jax_ragrl.corpus import reading, store
 from jax_ragrl.corpus.formats import iter_passages
-from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
+from jax_ragrl.corpus.passages import Corpus, save_corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.workdir import has_results
+from jax_ragrl.run.claims import has_results
 from jax_ragrl.types import Passage
 
 PASSAGES = (Passage("a", "T", "x"), Passage("b", "U", "y\u2028\U0001f600"), Passage("c", "", ""))
@@ -123,7 +124,7 @@ def test_a_store_that_was_cut_is_written_again(tmp_path, name):
 def test_a_half_replaced_store_is_not_opened(tmp_path, monkeypatch):
     path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
     load_corpus(path, folder=folder)
-    source = store.source_of(path, None)
+    source = reading.source_of(path, None)
     other = (PASSAGES[0]._replace(text=PASSAGES[0].text[::-1]), *PASSAGES[1:])  # as long
 
     def killed(*given):

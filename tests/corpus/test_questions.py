@@ -4,13 +4,8 @@ import json
 
 import pytest
 
-from jax_ragrl.corpus.questions import (
-    load_answered,
-    load_mixture,
-    question_batches,
-    sample_in_order,
-    split_questions,
-)
+from jax_ragrl.corpus.mixture import load_answered, load_mixture
+from jax_ragrl.corpus.questions import question_batches, sample_in_order, split_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 

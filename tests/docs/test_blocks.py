@@ -13,7 +13,7 @@ import pytest
 
 from jax_ragrl.cli import main as cli
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from tests.docs.pages import PYTHON, ROOT, SHELL, Block, blocks, commands, pages
 

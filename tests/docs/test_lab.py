@@ -12,7 +12,7 @@ import pytest
 
 from jax_ragrl.bench.train import TrainWork
 from jax_ragrl.config.shipped_configs import CONFIGS
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_rows
 

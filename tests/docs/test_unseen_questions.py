@@ -5,7 +5,8 @@ import runpy
 from pathlib import Path
 
 from jax_ragrl.corpus.data_path import data_path
-from jax_ragrl.corpus.questions import load_answered, question_batches
+from jax_ragrl.corpus.mixture import load_answered
+from jax_ragrl.corpus.questions import question_batches
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "data" / "unseen_questions.py"
 

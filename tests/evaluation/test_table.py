@@ -39,11 +39,13 @@ from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.costs import Prices
-from jax_ragrl.run import components as assemble
+from jax_ragrl.run import models as assemble
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.components import load_policies, policy_folder
-from jax_ragrl.run.config import REPLY, load_job, parse_llm
+from jax_ragrl.run.config import REPLY
 from jax_ragrl.run.evaluate import evaluate
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies, policy_folder
+from jax_ragrl.run.short_names import parse_llm
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import ServedSystem
@@ -52,7 +54,7 @@ from jax_ragrl.systems.mmoa_rag import render_selection
 from jax_ragrl.systems.registry import PAPERS
 from jax_ragrl.text.prompts import template
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.training.loop import prepare_policies, trained_state
+from jax_ragrl.training.setup import prepare_policies, trained_state
 from jax_ragrl.types import Question
 from tests.listening import listening
 from tests.llm.server import serving

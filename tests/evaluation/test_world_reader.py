@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.corpus.questions import load_answered
+from jax_ragrl.corpus.mixture import load_answered
 from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import load_frozen

@@ -32,7 +32,7 @@ from jax_ragrl.experiments.claims import (
 )
 from jax_ragrl.experiments.pairs import DIFFERS, FAILS, HOLDS, NOT_LOWER, UNDECIDED, Pair
 from jax_ragrl.experiments.stages import fixed_strategy
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.systems.mao_arag.fixed_workflow import USUAL_PLANS
 from jax_ragrl.systems.mao_arag.workflows import render_plan

@@ -13,10 +13,10 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real_trials
 from jax_ragrl.models import by_name
-from jax_ragrl.run.components import Components
-from jax_ragrl.run.config import load_job
 from jax_ragrl.run.evaluate import Result
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
+from jax_ragrl.run.parts import Components
 from jax_ragrl.run.pipeline import placed_sections
 from jax_ragrl.runtime.memory import peak_bytes, reset_peak
 from jax_ragrl.types import Passage, Question

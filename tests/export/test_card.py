@@ -27,7 +27,7 @@ from jax_ragrl.export.card import (
     result_lines,
 )
 from jax_ragrl.models import by_name
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 
 FILES = {
     "train": "hf://datasets/owner/nq@v1/train.jsonl,/home/me/hotpotqa/train.jsonl",

@@ -17,9 +17,9 @@ from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.run import adapter_base
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.run.components import load_policies
-from jax_ragrl.run.config import load_job
-from jax_ragrl.training.loop import prepare_policies, trained_state
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies
+from jax_ragrl.training.setup import prepare_policies, trained_state
 from tests.hub_server import TOKEN, USER, Hub, serving
 from tests.tiny import policy, tokenizer
 

@@ -9,8 +9,8 @@ from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.run.components import build_components
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.load import load_job
 from jax_ragrl.runtime.sharding import mesh_of
 from jax_ragrl.training.loop import train
 from tests.learner.metric_rows import assert_equal_metrics, metric_rows

@@ -16,7 +16,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import Turn, group_turns
 from jax_ragrl.learner.update import update
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.sharding import make_mesh
 from tests.conftest import REPO

@@ -15,7 +15,8 @@ from jax_ragrl.llm.cache import FILE, ReplyCache, request_key
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.llm.kinds import OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
-from jax_ragrl.run.components import load_llm, reply_cache
+from jax_ragrl.run.build import reply_cache
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling

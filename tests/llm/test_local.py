@@ -5,7 +5,7 @@ from jax_ragrl.llm import local
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.llm.local import LocalLLM
-from jax_ragrl.run.components import load_llm
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.sampling.sampler import Shapes, sample_jobs
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.tiny import split_policy, tokenizer

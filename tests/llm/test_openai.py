@@ -15,9 +15,9 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.kinds import LLM, OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
-from jax_ragrl.run.components import load_llm
-from jax_ragrl.run.config import parse_llm
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.overrides import override
+from jax_ragrl.run.short_names import parse_llm
 from jax_ragrl.runtime.servers import take_counts, wait_for
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling

@@ -7,8 +7,8 @@ import pytest
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.chat import ChatFinding, compare_chat
-from jax_ragrl.run.components import load_policies, load_policy
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies, load_policy
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 from jax_ragrl.validation.models import check_tokenizers

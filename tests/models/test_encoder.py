@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, encoder, text_batches
 from jax_ragrl.models.sentence_files import Settings, read_settings
 from jax_ragrl.retrieval.index import build_index, open_index, run_index
 from jax_ragrl.retrieval.kinds import VectorIndex
-from jax_ragrl.run.components import open_or_build_index
+from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.runtime import free_work
 from jax_ragrl.types import Passage
 

@@ -14,14 +14,8 @@ from jax_ragrl.export import weights as export_module
 from jax_ragrl.models.config import param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
-from jax_ragrl.models.lora import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    LoRAConfig,
-    adapter_arrays,
-    add_lora,
-    with_adapter,
-)
+from jax_ragrl.models.lora import LoRAConfig, adapter_arrays, add_lora, with_adapter
+from jax_ragrl.models.peft import CONFIG_FILE, WEIGHTS_FILE
 from jax_ragrl.runtime.sharding import make_mesh
 
 GOLDEN = Path(__file__).parent / "golden"

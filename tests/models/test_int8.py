@@ -19,8 +19,8 @@ from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.run.components import load_llm
-from jax_ragrl.run.config import parse_llm
+from jax_ragrl.run.models import load_llm
+from jax_ragrl.run.short_names import parse_llm
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.tiny import tokenizer

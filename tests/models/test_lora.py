@@ -20,15 +20,14 @@ from jax_ragrl.models.lora import (
     LoRAConfig,
     adapter_arrays,
     add_lora,
-    load_lora,
     lora_config,
     merge_lora,
-    save_lora,
     with_adapter,
 )
+from jax_ragrl.models.peft import load_lora, save_lora
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.run.components import load_policies
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling.weights import for_sampling
 

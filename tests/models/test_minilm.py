@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from jax_ragrl.corpus.passages import load_corpus, passage_text
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.models import encoder
 
 pytestmark = pytest.mark.optimized

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jax_ragrl.corpus import world
-from jax_ragrl.corpus.passages import load_corpus, passage_text
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.models import by_name
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.text.tokenizer import ChatTokenizer

@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from jax_ragrl.corpus import world
-from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
+from jax_ragrl.corpus.passages import Corpus, save_corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.plan.index_memory import folder_bytes, index_memory
 from jax_ragrl.retrieval.bm25 import build_bm25
 from jax_ragrl.retrieval.hashed_words import HashedEncoder

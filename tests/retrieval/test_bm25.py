@@ -11,13 +11,14 @@ import pytest
 
 from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.formats import load_questions
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.bm25 import Analyzer, best_positive, build_bm25, open_or_build_bm25
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.retrieval.recall import recall
-from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.index import load_retriever
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.types import Passage
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import index
 from jax_ragrl.retrieval.faiss_flat import HEADER, read_faiss_flat

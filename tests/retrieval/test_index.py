@@ -24,7 +24,7 @@ from jax_ragrl.retrieval.index import (
 )
 from jax_ragrl.retrieval.kinds import BM25Index, Index, VectorIndex
 from jax_ragrl.retrieval.recall import recall
-from jax_ragrl.run.components import open_or_build_index
+from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.run.index_folder import build_folder
 from jax_ragrl.types import Hits, Passage, Question
 

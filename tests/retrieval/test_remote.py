@@ -29,8 +29,9 @@ from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.run.components import load_data, load_retriever
 from jax_ragrl.run.config import Data, FileData, WorldData
+from jax_ragrl.run.data import load_data
+from jax_ragrl.run.index import load_retriever
 from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG

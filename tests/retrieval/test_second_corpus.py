@@ -13,8 +13,8 @@ from jax_ragrl.retrieval.index import load_indexed, read_description
 from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.retrieval.lengths import describe_long, long_passages
 from jax_ragrl.retrieval.recall import report_gold
-from jax_ragrl.run.components import load_retriever
-from jax_ragrl.run.workdir import claim_corpus
+from jax_ragrl.run.claims import claim_corpus
+from jax_ragrl.run.index import load_retriever
 from jax_ragrl.runtime import multihost
 from jax_ragrl.types import Passage, Question
 

@@ -24,8 +24,8 @@ from jax_ragrl.retrieval.tune import (
     tenth_scores,
     tune,
 )
-from jax_ragrl.run.components import open_or_build_index
-from jax_ragrl.run.workdir import claim_builds
+from jax_ragrl.run.claims import claim_builds
+from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.types import Passage
 from tests.retrieval.test_searchers import clustered
 

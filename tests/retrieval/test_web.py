@@ -16,8 +16,8 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.kinds import Index, RemoteIndex, SerperIndex
 from jax_ragrl.retrieval.web import WebRetriever
-from jax_ragrl.run.components import load_retriever
-from jax_ragrl.run.config import parse_index
+from jax_ragrl.run.index import load_retriever
+from jax_ragrl.run.short_names import parse_index
 from jax_ragrl.types import Passage
 from tests.retrieval.engine import SIZE, engine, pages, results
 

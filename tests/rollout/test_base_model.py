@@ -16,8 +16,8 @@ from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.run.components import load_policies
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.types import Message

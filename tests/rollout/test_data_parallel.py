@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout import data_parallel
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.rollout.data_parallel import data_parallel_rollout, merge_shards, shard_questions
+from jax_ragrl.rollout.data_parallel import merge_shards, own_shard, shard_questions
 from jax_ragrl.rollout.expand import Tree
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.runtime import records
@@ -67,7 +67,7 @@ def test_merged_shards_equal_the_forest_of_the_whole_batch(count: int, rollouts:
     shards = shard_questions(BATCH, count, rollouts)
     parts = [roll_out_shard(shard, rollouts) for shard in shards]
     parts = records.loads(records.dumps(parts))
-    forest = merge_shards(BATCH, shards, parts)
+    forest = merge_shards(BATCH, parts, rollouts)
     # Of several errors of a question, on several shards, one is kept.
     assert all(message.startswith("no answer to") for message in forest.failures)
     assert count > 5 or forest.failures == expected.failures
@@ -105,27 +105,15 @@ def test_processes_that_outnumber_the_rollouts_roll_out_nothing():
 
 
 @pytest.mark.parametrize("host", [0, 1, 2])
-def test_each_process_rolls_out_its_shard_and_gets_all(monkeypatch, host: int):
-    """The forests of the other processes are computed here, by the same rollout."""
-    shards = shard_questions(BATCH, 3, rollouts=2)
-
-    def all_gather(work: Callable[[], Forest]) -> list[Forest]:
-        return [work() if h == host else roll_out_shard(shards[h], 2) for h in range(3)]
-
-    def roll_out(questions: Sequence[Question], copies: Sequence[Sequence[int]]) -> Forest:
-        assert questions == [BATCH[i] for i in shards[host]]
-        assert copies == [*shards[host].values()]
-        return rollout(questions, 2, copies)
-
+def test_each_process_has_its_shard(monkeypatch, host: int):
+    shard = shard_questions(BATCH, 3, rollouts=2)[host]
     monkeypatch.setattr(data_parallel.jax, "process_count", lambda: 3)
     monkeypatch.setattr(data_parallel.jax, "process_index", lambda: host)
-    monkeypatch.setattr(data_parallel, "all_gather_object", all_gather)
-    forest = data_parallel_rollout(BATCH, roll_out, rollouts=2)
-    monkeypatch.undo()
-    assert_equal(forest, rollout(BATCH, 2))
+    own, copies = own_shard(BATCH, rollouts=2)
+    assert own == [BATCH[i] for i in shard] and copies == [*shard.values()]
 
 
 def test_a_batch_without_questions_has_an_empty_forest():
     empty = rollout((), 1)
-    assert_equal(merge_shards((), shard_questions((), 2), [empty, empty]), empty)
+    assert_equal(merge_shards((), [empty, empty]), empty)
     assert empty.parent_N.dtype == np.int32 and empty.leaf_N.dtype == bool

@@ -11,8 +11,9 @@ import pytest
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.rewards import answer_rewards, leaf_rewards, rewards_of
-from jax_ragrl.run.evaluate import METRICS, evaluate
+from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.standard import direct
+from jax_ragrl.text.metrics import METRICS
 from tests.rollout.tape import ANN, BOB, Tape, play
 
 WRONG = [None, float("nan"), float("inf"), -np.inf, "1.0", "", [1.0], (), {}, 1j, 1e300, 10**5000]

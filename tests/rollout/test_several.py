@@ -14,7 +14,7 @@ from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.tree import NO_PARENT
-from jax_ragrl.run.components import policy_folder
+from jax_ragrl.run.models import policy_folder
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, BOB, Tape, action, passage

@@ -18,7 +18,7 @@ from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT, ParsedAction, Role, parse_action
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.base import ChangedRoles, innermost_system
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, Tape, system

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Data, FileData
+from jax_ragrl.run.data import load_data
 
 
 def write(path, rows):

@@ -1,4 +1,4 @@
-"""The table of metric names is complete and unambiguous, and old names map to it."""
+"""The table of metric names is complete and unambiguous."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.run.components import build_components
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.metric_names import (
     METRICS,
     metric_of,

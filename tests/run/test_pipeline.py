@@ -32,9 +32,10 @@ from jax_ragrl.retrieval.rerank import RerankedRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.run import pipeline, retrievers
-from jax_ragrl.run.components import index_folder, load_data, load_retriever
-from jax_ragrl.run.config import load_job, with_default_index
+from jax_ragrl.run.data import load_data
+from jax_ragrl.run.index import index_folder, load_retriever
 from jax_ragrl.run.index_folder import build_section, open_folder
+from jax_ragrl.run.load import load_job, with_default_index
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Hits
 
@@ -99,7 +100,7 @@ def test_parts_are_built_once_in_their_own_folders(corpus, tmp_path, monkeypatch
     folders = {"bm25", "scann-hashed", "bm25-2"}
     assert {path.name for path in tmp_path.iterdir()} == folders
     monkeypatch.setattr("jax_ragrl.retrieval.bm25.build_bm25", None)  # a second build would fail
-    monkeypatch.setattr("jax_ragrl.run.components.build_index", None)
+    monkeypatch.setattr("jax_ragrl.run.index.build_index", None)
     opened = load_retriever(corpus, index, tmp_path)
     queries = [question.text for question in MADE.questions["dev"][:5]]
     assert opened.search(queries, 4) == built.search(queries, 4)

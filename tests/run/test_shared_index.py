@@ -16,8 +16,8 @@ from jax_ragrl.retrieval.bm25 import build_bm25, open_or_build_bm25
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
-from jax_ragrl.run import components, lock
-from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run import index, lock
+from jax_ragrl.run.index import load_retriever
 from jax_ragrl.types import Passage
 
 CORPUS = Corpus(tuple(Passage(f"p{n}", f"T{n}", f"word{n} common") for n in range(4)))
@@ -54,7 +54,7 @@ def test_a_run_waits_for_the_index_that_another_one_builds(
 
     monkeypatch.setattr(lock, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(bm25, "build_bm25", build_again)
-    monkeypatch.setattr(components, "build_index", build_again)
+    monkeypatch.setattr(index, "build_index", build_again)
     with (
         concurrent.futures.ThreadPoolExecutor() as pool,
         (folder / lock.FILE).open("a") as file,

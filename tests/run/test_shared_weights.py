@@ -13,17 +13,15 @@ from jax_ragrl.learner.objective import KL
 from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.models.config import param_count
 from jax_ragrl.models.lora import LoRAConfig
-from jax_ragrl.run.components import (
-    LoadedData,
-    build_surroundings,
-    load_policies,
-    shared_loader,
-)
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.build import build_surroundings
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.data import LoadedData
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies, shared_loader
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling.weights import SAMPLING_RULES
-from jax_ragrl.training.loop import prepare_policies
+from jax_ragrl.training.setup import prepare_policies
 
 
 def local_job(dtype: str, **changes) -> Job:

@@ -11,8 +11,9 @@ import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.run import workdir as workdirs
-from jax_ragrl.run.workdir import claim_workdir, version_changes
+from jax_ragrl.run import claims
+from jax_ragrl.run.claims import version_changes
+from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.revision import versions
 
 
@@ -33,7 +34,7 @@ def trained(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
-    monkeypatch.setattr(workdirs, "versions", lambda: versions() | changes)
+    monkeypatch.setattr(claims, "versions", lambda: versions() | changes)
 
 
 def test_a_run_records_its_versions_and_its_device(trained: pathlib.Path):

@@ -161,7 +161,7 @@ def test_a_run_enables_its_cache_before_compiling(
         assert cache_folder() == str(next(machine.iterdir()))
         raise ReachedError
 
-    monkeypatch.setattr("jax_ragrl.run.components.build_components", work)
+    monkeypatch.setattr("jax_ragrl.run.build.build_components", work)
     monkeypatch.setattr("jax_ragrl.experiments.experiment.quickstart", work)
     config = [f"--config={cli.CONFIGS / 'tiny' / 'c3po.py'}"] if command == "train" else []
     with pytest.raises(ReachedError):

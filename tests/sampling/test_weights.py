@@ -14,7 +14,7 @@ from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.run.components import load_llm
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.sharding import Rules, make_mesh, replicate, shard_batch
 from jax_ragrl.sampling.decode import Grammar, Samples, generate
 from jax_ragrl.sampling.grouping import pad_prompts

@@ -19,7 +19,7 @@ from jax_ragrl.retrieval.kinds import RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.index import load_retriever
 from jax_ragrl.serve import search
 from jax_ragrl.serve.http import Limits
 from jax_ragrl.serve.search import application

@@ -9,7 +9,7 @@ import pytest
 from jax_ragrl.cli.main import load_config, main
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.tree import LEAF
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from tests.rollout.tape import ANN, Tape
 
 CONFIG = pathlib.Path(__file__).with_name("config.py")

@@ -13,8 +13,9 @@ from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.system import Execution
 from jax_ragrl.rollout.tree import Forest, sibling_groups
-from jax_ragrl.run.components import load_policies
-from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policies
 from jax_ragrl.systems import ablation
 from jax_ragrl.systems.ablation import with_credit
 from tests.conftest import REPO

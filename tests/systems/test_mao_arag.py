@@ -25,7 +25,7 @@ from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Execution
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.mao_arag import (
     MAOARAG,
     Costs,

@@ -21,7 +21,7 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.rollout.system import Execution
-from jax_ragrl.run.components import policy_folder
+from jax_ragrl.run.models import policy_folder
 from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
     Penalties,

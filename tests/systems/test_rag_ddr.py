@@ -12,11 +12,12 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import pairs_of
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.baselines import rag_ddr
 from jax_ragrl.systems.baselines.rag_ddr import Settings
 from jax_ragrl.systems.mmoa_rag import GENERATOR, MMOARAG, SELECTOR
-from jax_ragrl.training import loop
+from jax_ragrl.training import step
+from jax_ragrl.training.setup import method_of
 from tests.rollout.tape import ANN, Tape
 
 SYSTEM = MMOARAG("mmoa_rag_tiny", "S+G", 2, "D")
@@ -71,9 +72,9 @@ def test_only_trained_actions_are_in_a_pair(monkeypatch):
     job = load_job(load_config(CONFIG, []))
     turns = [t for t in turns if forest.records[t.node].action.text != "**Rom**"]
     monkeypatch.setattr(
-        loop, "prefer_all", lambda policies, policy_of, pairs, *_, **__: (pairs, {})
+        step, "prefer_all", lambda policies, policy_of, pairs, *_, **__: (pairs, {})
     )
-    pairs, _ = loop.learn(job, {}, forest, turns, (GENERATOR,), 0)
+    pairs, _ = step.learn(method_of(job), {}, forest, turns, 0)
     assert texts_of(forest, pairs) == [("**Ulm**", "**in Ulm**", GENERATOR)]
 
 

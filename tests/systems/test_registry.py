@@ -14,7 +14,7 @@ from jax_ragrl.evaluation.registry import SYSTEMS
 from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT
 from jax_ragrl.rollout.tree import LIMITS
-from jax_ragrl.run.config import load_recipe
+from jax_ragrl.run.load import load_recipe
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.registry import PAPERS, explain, known_faults, system_module
 from jax_ragrl.warmstart.teacher_examples import TEACHERS, teacher_of

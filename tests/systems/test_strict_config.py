@@ -12,7 +12,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.rollout.roles import ParsedAction, Role, parse_action
 from jax_ragrl.rollout.tree import Action, Record, build_forest
-from jax_ragrl.run.config import load_recipe
+from jax_ragrl.run.load import load_recipe
 from jax_ragrl.systems.ablation import with_grammar, with_own_policies
 from jax_ragrl.systems.base import WrappedSystem
 from jax_ragrl.systems.registry import PAPERS, system_module

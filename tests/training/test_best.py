@@ -18,13 +18,15 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import BEST, Checkpoints
 from jax_ragrl.report.build import results as dev_scores
 from jax_ragrl.report.load import RunData
+from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints, parse_run
-from jax_ragrl.run.config import Run, load_job
-from jax_ragrl.run.evaluate import METRICS
+from jax_ragrl.run.config import Run
 from jax_ragrl.run.inference import trained_policies
+from jax_ragrl.run.load import load_job
+from jax_ragrl.text.metrics import METRICS
 from jax_ragrl.training import loop
 from jax_ragrl.training.best import keep_best
-from tests.training.test_outage import result, roll_out_nothing, small_run, small_values
+from tests.training.test_outage import ROLL_OUT, result, roll_out_nothing, small_run, small_values
 
 
 def moved(policies, step: int):
@@ -46,10 +48,10 @@ def trained(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     job, parts = small_run(tmp_path, steps=5, dev_questions=2, eval_every=1)
     save_config(tmp_path / "config.json", small_values(tmp_path, steps=5))
     scores = [0.25, 0.75, 0.75, np.nan, 0.5]
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
     monkeypatch.setattr(
-        loop, "learn", lambda job, policies, forest, turns, roles, step: (moved(policies, step), {})
+        loop, "learn", lambda method, policies, forest, turns, step: (moved(policies, step), {})
     )
     loop.train(job, parts, tmp_path)
     return job, parts, tmp_path
@@ -99,12 +101,12 @@ def test_a_run_without_a_checkpoint_forgets_the_best_policies_of_an_earlier_conf
     job, parts = small_run(tmp_path, steps=9, **changes)
     scores = [0.9, 0.1, 0.2]
 
-    def learn(job, policies, forest, turns, roles, step):
-        if step == 1 and job.run.steps == 9:
+    def learn(method, policies, forest, turns, step):
+        if step == 1 and len(scores) == 2:  # the second run has used another score by then
             raise KeyboardInterrupt
         return policies, {}
 
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
     monkeypatch.setattr(loop, "learn", learn)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
     with pytest.raises(KeyboardInterrupt):
@@ -122,7 +124,7 @@ def test_an_evaluation_of_few_questions_decides_nothing(
     """During an outage one of two questions is answered, and right."""
     job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1, patience=1)
     scores = [np.array([1.0, np.nan]), np.full(2, 0.5), np.full(2, 0.4)]
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
 
     def evaluate(*_):
         outage = result(0.0, ("no route to the server",))
@@ -142,11 +144,13 @@ def test_a_run_starts_from_the_best_policies_of_another(trained, tmp_path_factor
     _, parts, folder = trained
     other = tmp_path_factory.mktemp("branch")
     job = load_job(small_values(folder, steps=5) | {"start_from": f"{folder}@best"})
-    checkpoints = Checkpoints(other)
-    start, policies, _ = loop._start_or_resume(job, parts, checkpoints, other)
-    (policy,) = policies.values()
-    leaves = jax.device_get(jax.tree.leaves(policy.state.policy.params))
-    assert start == 0 and {float(x) for leaf in leaves for x in np.unique(leaf)} == {2}
+    surroundings = {"questions": parts.questions, "retriever": parts.retriever, "llm": parts.llm}
+    # A run that has begun continues from its own checkpoint, so that it needs no other run.
+    for workdir, has_begun in ((other, False), (folder, True)):
+        (decoder,) = build_components(job, workdir, **surroundings).policies.values()
+        leaves = jax.device_get(jax.tree.leaves(decoder.params()))
+        values = {float(x) for leaf in leaves for x in np.unique(leaf)}
+        assert (values == {2}) != has_begun
 
 
 def test_a_branch_takes_the_config_of_its_run_and_overrides(trained):
@@ -187,9 +191,9 @@ def test_the_best_policies_are_those_before_training_if_no_later_score_is_higher
     job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1)
     job = dataclasses.replace(job, run=dataclasses.replace(job.run, eval_before_training=True))
     results = iter([result(0.5), result(0.5), result(0.0), result(0.0)])
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: next(results))
-    monkeypatch.setattr(loop, "learn", lambda job, policies, *_: (moved(policies, 7), {}))
+    monkeypatch.setattr(loop, "learn", lambda method, policies, *_: (moved(policies, 7), {}))
     loop.train(job, parts, tmp_path)
     (initial,) = parts.policies.values()
     best = trained_policies(job, parts.policies, parse_run(f"{tmp_path}@best"))["policy"]

@@ -41,5 +41,5 @@ def test_accelerators_need_no_option(devices, is_asked, start, is_called, monkey
     monkeypatch.setattr(loop, "acting_models", lambda *_, **__: {})
     monkeypatch.setattr(loop, "compile_ahead", lambda *_: calls.append(1))
     parts = types.SimpleNamespace(tokenizer=None)
-    loop._compile_programs(job(is_asked=is_asked), parts, {}, start)
+    loop.compile_programs(job(is_asked=is_asked), parts, {}, start)
     assert bool(calls) == is_called

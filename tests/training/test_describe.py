@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
@@ -28,7 +27,7 @@ from jax_ragrl.training.log import (
     missing_records,
     open_log,
 )
-from jax_ragrl.training.loop import _open_log
+from jax_ragrl.training.loop import check_records
 from jax_ragrl.training.rollout_metrics import (
     FEW_PAIRS,
     describe_rollout,
@@ -265,15 +264,6 @@ def test_failed_questions_are_displayed_only_if_any_failed(tmp_path, capsys):
     assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
 
 
-def test_skipped_optimizer_steps_are_displayed(tmp_path, capsys):
-    log = Log(tmp_path, 0, 2)
-    log.write(1, {"reward/mean": 0.5, "skipped": 0.0}, None)
-    log.write(2, {"reward/mean": 0.5, "skipped": 3.0}, None)
-    log.close()
-    first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
-    assert "skipped" not in first and second.endswith("skipped 3.000")
-
-
 def test_metrics_that_are_not_finite_are_valid_json(tmp_path):
     """Other languages than Python read the log, and their JSON has no nan."""
     log = Log(tmp_path, 0, 1)
@@ -323,19 +313,14 @@ def logging_job(guard=MappingProxyType({}), **run):
     return SimpleNamespace(run=SimpleNamespace(**settings | run), guard=Guard(**guard))
 
 
-def test_a_resumed_run_warns_of_missing_records(tmp_path, monkeypatch):
+def test_a_resumed_run_warns_of_missing_records(tmp_path):
     """As of other damage: a warning becomes a line that begins with `ragrl: `."""
     job = logging_job({"update_kl": Limit(0.03, "warn")})
     (tmp_path / "trees.jsonl").write_text('{"step": 1}\n')
-    with pytest.warns(UserWarning) as caught, _open_log(job, tmp_path, 1):
-        pass
+    with pytest.warns(UserWarning) as caught:
+        check_records(job, tmp_path, 1)
     (warning,) = caught
     assert "metrics.jsonl is damaged: it lacks the records of 1 of 1" in str(warning.message)
-    monkeypatch.setattr("jax_ragrl.runtime.multihost.is_process_zero", lambda: False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with _open_log(job, tmp_path, 1):
-            pass
 
 
 @pytest.mark.parametrize(
@@ -352,12 +337,12 @@ def test_a_resumed_run_refuses_to_decide_without_its_records(tmp_path, run, guar
     (tmp_path / "trees.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
     (tmp_path / "metrics.jsonl").write_text(damaged)
     with pytest.raises(UserError, match=f"records of 1 of 3 steps, and .*{reader}.* --from"):
-        _open_log(job, tmp_path, 3)
+        check_records(job, tmp_path, 3)
     assert (tmp_path / "metrics.jsonl").read_text() == damaged  # to be repaired
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
     (tmp_path / "trees.jsonl").unlink()
-    with pytest.warns(UserWarning, match=r"trees\.jsonl is damaged"), _open_log(job, tmp_path, 3):
-        pass  # no decision reads trees
+    with pytest.warns(UserWarning, match=r"trees\.jsonl is damaged"):
+        check_records(job, tmp_path, 3)  # no decision reads trees
 
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):

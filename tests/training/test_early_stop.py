@@ -18,7 +18,7 @@ from jax_ragrl.training.early_stop import (
     is_spent,
     reason_to_end,
 )
-from tests.training.test_outage import result, roll_out_nothing, small_run
+from tests.training.test_outage import ROLL_OUT, result, roll_out_nothing, small_run
 
 
 def rows(*scores: float | None) -> list[dict[str, float | None]]:
@@ -76,17 +76,6 @@ def test_a_run_without_patience_never_ends_early():
     assert reason_to_end(falling, 4) == ""
 
 
-def test_a_run_holds_the_rows_of_evaluations_alone(tmp_path, monkeypatch):
-    """A row per step would be memory that grows with the length of a run."""
-    job, parts = small_run(tmp_path, steps=6, dev_questions=2, eval_every=3, save_every=9)
-    counts = []
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
-    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
-    monkeypatch.setattr(loop, "reason_to_end", lambda rows, *_: counts.append(len(rows)) or "")
-    loop.train(job, parts, tmp_path)
-    assert counts[0] == 0 and max(counts) == 1 and len(counts) == 11  # the last step ends anyway
-
-
 @pytest.mark.parametrize("interrupted_at", [None, 2, 4])
 def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int | None
@@ -97,14 +86,14 @@ def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
     scores, pending = [0.1, 0.5, 0.25, 0.75, 0.5, 0.25, 1.0], [interrupted_at]
     steps = []
 
-    def roll_out(job, environment, questions, roles, step):
+    def roll_out(method, environment, questions, step):
         if step == pending[0]:
             pending[0] = None
             raise KeyboardInterrupt
         steps.append(step)
-        return roll_out_nothing(job, environment, questions, roles, step)
+        return roll_out_nothing(method, environment, questions, step)
 
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+    monkeypatch.setattr(ROLL_OUT, roll_out)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores[steps[-1]]))
     if interrupted_at is not None:
         with pytest.raises(KeyboardInterrupt):
@@ -125,13 +114,13 @@ def test_a_run_ends_with_the_step_that_spends_its_tokens_and_stays_at_its_end(
     )
     pending = [interrupted_at]
 
-    def roll_out(job, environment, questions, roles, step):
+    def roll_out(method, environment, questions, step):
         if step == pending[0]:
             pending[0] = None
             raise KeyboardInterrupt
-        return roll_out_nothing(job, environment, questions, roles, step)
+        return roll_out_nothing(method, environment, questions, step)
 
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+    monkeypatch.setattr(ROLL_OUT, roll_out)
     monkeypatch.setattr(loop, "rollout_metrics", lambda *_: {"policy_tokens": 10.0})
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
     if interrupted_at is not None:
@@ -147,7 +136,7 @@ def test_a_run_ends_with_the_step_that_spends_its_tokens_and_stays_at_its_end(
 
 def test_a_run_without_a_budget_never_spends_it():
     rows = Scores([{"policy_tokens": 10.0}, {"step": 0}, {"policy_tokens": None}])
-    assert rows.policy_tokens == 10 and not is_spent(rows, {}, 0)
+    assert rows == [] and rows.policy_tokens == 10 and not is_spent(rows, {}, 0)
     assert is_spent(rows, {}, 10) and not is_spent(rows, {}, 11)
     assert is_spent(rows, {"policy_tokens": 1.0}, 11)
 

@@ -20,13 +20,14 @@ from jax_ragrl.learner import state as state_module
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run import inference
+from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.components import build_components
-from jax_ragrl.run.config import load_job
-from jax_ragrl.runtime import servers
-from jax_ragrl.training import loop
+from jax_ragrl.run.load import load_job
+from jax_ragrl.training import loop, setup
+from jax_ragrl.training import step as step_module
 from tests.rollout.tape import ANN, BOB, Tape, improvise
 from tests.tiny import policy, tokenizer
+from tests.training.test_outage import ROLL_OUT
 
 
 class FirstRolloutError(Exception):
@@ -56,7 +57,7 @@ def test_initial_weights_are_retained_only_as_references(
 
     original = loop.prepare_policies
     monkeypatch.setattr(loop, "prepare_policies", prepare_policies)
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+    monkeypatch.setattr(ROLL_OUT, roll_out)
     with pytest.raises(FirstRolloutError):
         loop.train(job, build_components(job, tmp_path), tmp_path)
 
@@ -64,7 +65,7 @@ def test_initial_weights_are_retained_only_as_references(
 def test_a_role_without_a_grammar_may_write_every_id():
     """Model vocabularies are often padded beyond the tokenizer; the sampler may use all of it."""
     job, size = load_job(load_config(CONFIGS / "tiny" / "mmoa_rag.py", [])), len(tokenizer()) + 4
-    allowed_ZV = loop.allowed_tokens(job, tokenizer(), size)
+    allowed_ZV = setup.allowed_tokens(job, tokenizer(), size)
     assert allowed_ZV.shape == (3, size)
     assert allowed_ZV[[0, 2]].all() and not allowed_ZV[1, -4:].any()
 
@@ -86,8 +87,8 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory):
     parts = build_components(job, folder)
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
-        policies = loop.prepare_policies(job, parts.policies, parts.tokenizer)
-        state = jax.tree.map(lambda x: x + 1, loop.trained_state(policies))
+        policies = setup.prepare_policies(job, parts.policies, parts.tokenizer)
+        state = jax.tree.map(lambda x: x + 1, setup.trained_state(policies))
         checkpoints.save(1, state, {"data": data.get_state()})
     return job, parts, folder, jax.device_get(state)
 
@@ -108,13 +109,13 @@ def test_a_resumed_run_never_holds_two_copies_of_its_state(
         assert alive and not any(ref() is not None for ref in alive)
         return original_restore(*args)
 
-    def roll_out(job, environment, questions, roles, step):
+    def roll_out(method, environment, questions, step):
         assert step == 1
         raise FirstRolloutError
 
     original_prepare, original_restore = loop.prepare_policies, Checkpoints.restore
     monkeypatch.setattr(loop, "prepare_policies", prepare_policies)
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+    monkeypatch.setattr(ROLL_OUT, roll_out)
     monkeypatch.setattr(Checkpoints, "restore", restore)
     with pytest.raises(FirstRolloutError):
         loop.train(job, parts, folder)
@@ -125,7 +126,8 @@ def test_rollouts_by_hand_have_their_rewards():
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
     recipe = dataclasses.replace(job.recipe, reward=lambda forest: np.float32(forest.leaf_N))
     job = dataclasses.replace(job, recipe=recipe)
-    forest = loop.roll_out(job, Tape(improvise).environment(), [ANN, BOB], ("router",), 0)
+    method = setup.method_of(job)
+    forest = step_module.roll_out(method, Tape(improvise).environment(), [ANN, BOB], 0)
     assert forest.leaf_N.any()
     np.testing.assert_array_equal(forest.reward_N, np.float32(forest.leaf_N))
 
@@ -149,10 +151,12 @@ def test_gradients_by_role_are_measured_at_every_kth_step(monkeypatch, every, me
     override = f"--config.run.role_gradients_every={every}"
     job, steps = load_job(load_config(CONFIGS / "tiny" / "coda.py", [override])), []
     monkeypatch.setattr(
-        loop, "update_all", lambda *_, by_role, is_measured: steps.append(by_role) or ({}, {})
+        step_module,
+        "update_all",
+        lambda *_, by_role, is_measured: steps.append(by_role) or ({}, {}),
     )
     for step in range(5):
-        loop.learn(job, {}, None, [], ("planner",), step)
+        step_module.learn(setup.method_of(job), {}, None, [], step)
     assert [step for step, by_role in enumerate(steps) if by_role] == measured
 
 
@@ -160,10 +164,3 @@ def test_the_loss_of_preference_pairs_has_no_gradients_by_role():
     override = "--config.run.role_gradients_every=2"
     with pytest.raises(UserError, match="the loss of preference pairs is not a sum over roles"):
         load_job(load_config(CONFIGS / "tiny" / "rag_ddr.py", [override]))
-
-
-def test_what_servers_did_before_a_run_is_no_metric_of_its_first_step(tmp_path: pathlib.Path):
-    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
-    servers.COUNTS["server_retries"] += 1
-    with loop._open_log(job, tmp_path, start=0):
-        assert servers.take_counts() == {}

@@ -29,10 +29,13 @@ from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import build_forest
 from jax_ragrl.run import inference
+from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.components import Components, build_components
-from jax_ragrl.run.config import Job, load_job, load_recipe
+from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import Result, Trace
+from jax_ragrl.run.load import load_job, load_recipe
+from jax_ragrl.run.parts import Components
+from jax_ragrl.runtime import servers
 from jax_ragrl.training import loop
 from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
 from tests.rollout.tape import ANN, BOB
@@ -90,7 +93,10 @@ def result(score: float, failures: tuple[str, ...] = ()) -> Result:
     return Result(scores, ended, {}, {}, {}, {}, (None, None), **lists)
 
 
-def roll_out_nothing(job, environment, questions, roles, step):
+ROLL_OUT = "jax_ragrl.training.rollouts.collect_shard"  # for `monkeypatch.setattr`
+
+
+def roll_out_nothing(method, environment, questions, step):
     return build_forest(questions, [], {})
 
 
@@ -100,12 +106,12 @@ def test_an_outage_is_not_saved_and_its_steps_are_repeated(
     job, parts = small_run(tmp_path, steps=7, dev_questions=0)
     down, requests = {1, 2, 3, 4, 5}, []
 
-    def roll_out(job, environment, questions, roles, step):
+    def roll_out(method, environment, questions, step):
         requests.append((step, [question.id for question in questions]))
         failed = range(len(questions)) if step in down else ()
         return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
 
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+    monkeypatch.setattr(ROLL_OUT, roll_out)
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
     with pytest.raises(UserError, match=r"5 steps in a row .* no route to the server"):
         loop.train(job, parts, tmp_path)
@@ -128,12 +134,12 @@ def test_an_outage_at_the_last_step_is_repeated(
     job, parts = small_run(tmp_path, steps=4, dev_questions=0)
     down, requests = {2, 3}, []
 
-    def roll_out(job, environment, questions, roles, step):
+    def roll_out(method, environment, questions, step):
         requests.append((step, [question.id for question in questions]))
         failed = range(len(questions)) if step in down else ()
         return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
 
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+    monkeypatch.setattr(ROLL_OUT, roll_out)
     with pytest.raises(UserError, match="not saved.*no route to the server.*--workdir=") as error:
         loop.train(job, parts, tmp_path)
     assert str(tmp_path) in str(error.value) and Checkpoints(tmp_path).latest() == 2
@@ -149,7 +155,7 @@ def test_an_evaluation_without_a_score_warns_or_is_repeated(
 ):
     job, parts = small_run(tmp_path, steps=2, dev_questions=2, eval_every=1)
     results = [result(np.nan, ("connection refused",) * 2)] * 2 + [result(0.5)]
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: results.pop(0))
     with (
         pytest.warns(UserWarning, match="no dev question could be scored.*connection refused"),
@@ -174,13 +180,13 @@ def test_a_resumed_run_refuses_other_questions(
     """A file of questions is edited between two calls; the config names the same file."""
     job, parts = small_run(tmp_path, steps=2, dev_questions=0)
 
-    def roll_out(job, environment, questions, roles, step):
+    def roll_out(method, environment, questions, step):
         if step == 1 and parts.questions is before:
             raise KeyboardInterrupt
         return build_forest(questions, [], {})
 
     before = parts.questions
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+    monkeypatch.setattr(ROLL_OUT, roll_out)
     with pytest.raises(KeyboardInterrupt):
         loop.train(job, parts, tmp_path)
     first, *rest = before["train"]
@@ -205,12 +211,14 @@ def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
         tmp_path, steps=1, dev_questions=2, eval_every=1, eval_before_training=True
     )
     results = [result(0.25), result(0.5)]
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: results.pop(0))
+    servers.COUNTS["server_retries"] += 1  # before the run, of which it is no metric
     for _ in range(2):
         loop.train(job, parts, tmp_path)
         rows = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         assert [(row["step"], row["eval/accuracy"]) for row in rows] == [(0, 0.25), (1, 0.5)]
+        assert "server_retries" not in rows[1]
     files = sorted(file.name for file in (tmp_path / "predictions").iterdir())
     assert files == ["dev-0.jsonl", "dev-1.jsonl"]
 
@@ -223,11 +231,11 @@ def test_diverged_parameters_stop_the_run_and_checkpoints_remain(
     rate = lambda count: jnp.where(count < 3, 1e-4, jnp.inf)  # noqa: E731
     turns = [Turn(i, "actor", (5, 6, 7), (8, 9 + i), credit=1.0 - 2 * i) for i in range(2)]
     monkeypatch.setattr(optimizer, "_transform", functools.cache(lambda *_: optax.adamw(rate)))
-    monkeypatch.setattr(loop, "roll_out_shard", roll_out_nothing)
-    monkeypatch.setattr(loop, "turns_of", lambda *_, **__: [])
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
+    monkeypatch.setattr("jax_ragrl.training.step.turns_of", lambda *_, **__: [])
 
-    def learn(job, policies, forest, _, roles, step):
-        (name,), role = policies, next(iter(job.policy_of))
+    def learn(method, policies, forest, _, step):
+        (name,), role = policies, next(iter(method.policy_of))
         own = [turn._replace(role=role) for turn in turns]
         return update_all(policies, {role: name}, [role], own, random.Random(step))
 

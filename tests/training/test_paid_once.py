@@ -12,15 +12,16 @@ from jax_ragrl.llm.kinds import OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.run.components import load_llm, reply_cache
+from jax_ragrl.run.build import reply_cache
 from jax_ragrl.run.evaluate import NoSampler, evaluate
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.training import loop
 from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, Tape
-from tests.training.test_outage import small_run
+from tests.training.test_outage import ROLL_OUT, small_run
 
 
 class Stopped(Exception):  # noqa: N818 - as a kill
@@ -33,7 +34,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(
     """Steps after the last checkpoint are repeated; their replies come from the file."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
-    monkeypatch.setattr(loop, "learn", lambda job, policies, *_: (policies, {}))
+    monkeypatch.setattr(loop, "learn", lambda method, policies, *_: (policies, {}))
     job, parts = small_run(tmp_path, steps=4, save_every=4, dev_questions=0)
 
     def run(folder: pathlib.Path, address: str, last: int = 9) -> list[dict[str, float]]:
@@ -41,7 +42,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(
         # As `ragrl train` does: each process loads the language model for the folder of the run.
         llm = load_llm(OpenAIConfig("m", address), None, "", Shapes(), cache=reply_cache(folder))
 
-        def roll_out(job, environment, questions, roles, step):
+        def roll_out(method, environment, questions, step):
             if step > last:
                 raise Stopped
             system = StandardRAG("c3po_tiny", 2)
@@ -50,7 +51,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(
             )
             return forest._replace(reward_N=np.zeros(len(forest.records)))
 
-        monkeypatch.setattr(loop, "roll_out_shard", roll_out)
+        monkeypatch.setattr(ROLL_OUT, roll_out)
         loop.train(job, parts, folder)
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]

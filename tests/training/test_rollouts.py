@@ -17,19 +17,22 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.tree import Forest, build_forest
-from jax_ragrl.run import components
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop
 from jax_ragrl.training import rollouts as rollouts_module
 from jax_ragrl.training.rollouts import Rollout, Rollouts
+from jax_ragrl.training.setup import method_of
 from jax_ragrl.types import Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
 from tests.tiny import policy, tokenizer
 from tests.training.test_best import moved
+from tests.training.test_outage import ROLL_OUT
 
 pytestmark = pytest.mark.filterwarnings("ignore:guard.dead_groups")
 PHASES = [{"steps": 2, "roles": ["router"]}, {"steps": 9, "roles": ["filter", "decision"]}]
@@ -58,10 +61,10 @@ class Trial:
         self.has_learned = [threading.Event() for _ in range(12)]
         tokenizer().save(folder / "tokenizer")
         save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
-        monkeypatch.setattr(loop, "roll_out_shard", self.roll_out)
+        monkeypatch.setattr(ROLL_OUT, self.roll_out)
         monkeypatch.setattr(loop, "learn", self.learn)
 
-    def roll_out(self, job, environment, questions: Sequence[Question], roles, step) -> Forest:
+    def roll_out(self, method, environment, questions: Sequence[Question], step) -> Forest:
         self.threads[step] = threading.current_thread().name
         if self.threads[step].startswith("rollout"):
             # The update of the step before comes first and takes all buffers that it can.
@@ -73,7 +76,7 @@ class Trial:
         replies = dict.fromkeys(("answer_direct", "answer"), f"reply {next(self.replies)}")
         return play(Tape(improvise, replies=replies), *questions, expander=PAPER, seed=step)
 
-    def learn(self, job, policies, forest, turns, roles, step):
+    def learn(self, method, policies, forest, turns, step):
         if step == self.interrupted_at:
             self.interrupted_at = None
             self.has_learned[step].set()
@@ -100,7 +103,7 @@ class Trial:
         values |= {"guard": guard} if guard else {}
         values |= {"schedule": {"phases": run["phases"]}} if "phases" in run else {}
         self.job = load_job(values)
-        loop.train(self.job, components.build_components(self.job, self.folder), self.folder)
+        loop.train(self.job, build_components(self.job, self.folder), self.folder)
 
     def rows(self, name: str) -> list[float | None]:
         """Returns a metric of all steps."""
@@ -156,12 +159,12 @@ def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial: Trial, sav
     assert len({tuple(own) for own in ids.values()}) == 5
 
 
-def test_a_forest_from_a_checkpoint_has_equal_credit(trial: Trial):
+def test_a_forest_from_a_checkpoint_has_equal_credit(trial: Trial, monkeypatch: pytest.MonkeyPatch):
     trial.train(steps=1)
     forest = play(Tape(improvise), *[ANN, BOB] * 3, expander=PAPER, seed=3)
     assert len(forest.records) > 60 and len(np.unique(forest.reward_N)) == 2
-    one, other = (Rollouts(**arguments(trial)) for _ in range(2))
-    one.roll_out = lambda *_: forest
+    one, other = rollouts_of(trial), rollouts_of(trial)
+    monkeypatch.setattr(ROLL_OUT, lambda *_: forest)
     one.begin({}, 1)
     other.restore(one.state(), 1)
     restored = other.take({}, 1)
@@ -177,16 +180,14 @@ def test_a_forest_from_a_checkpoint_has_equal_credit(trial: Trial):
     assert next(one.data) == next(other.data)
 
 
-def arguments(trial: Trial) -> dict[str, Any]:
-    return {
-        "data": loop.question_batches([ANN, BOB] * 3, 1, 0),
-        "steps": 9,
-        "staleness": 1,
-        "schedule": trial.job.schedule,
-        "act": lambda *_: Tape(improvise).environment(),
-        "roll_out": lambda *_: pytest.fail("rolls out"),
-        "gather": lambda questions, shard: shard(),
-    }
+def rollouts_of(trial: Trial) -> Rollouts:
+    return Rollouts(
+        method=method_of(trial.job),
+        data=question_batches([ANN, BOB] * 3, 1, 0),
+        steps=9,
+        staleness=1,
+        act=lambda *_: Tape(improvise).environment(),
+    )
 
 
 def test_a_phase_begins_with_rollouts_of_its_own_policies(trial: Trial):
@@ -208,11 +209,14 @@ def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial: Trial):
     assert trial.rows("guard/rate_factor")[2:] == [0.25] * 3
 
 
-def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_saved(trial: Trial):
+def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_saved(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+):
     trial.train(steps=1)
     forest = play(Tape(improvise), ANN, expander=PAPER, seed=3)
-    rollouts = Rollouts(**arguments(trial))
-    rollouts.roll_out = lambda *_: forest._replace(records=(Trial.rows,))
+    rollouts = rollouts_of(trial)
+    monkeypatch.setattr(ROLL_OUT, lambda *_: forest._replace(records=(Trial.rows,)))
+    monkeypatch.setattr(rollouts_module, "gather", lambda method, questions, shard: shard())
     rollouts.begin({}, 1)
     with pytest.raises(UserError, match="function, which other processes"):
         rollouts.state()
@@ -255,12 +259,12 @@ def test_an_error_in_flight_comes_after_the_step_is_saved(
 ):
     roll_out = trial.roll_out
 
-    def fail(job, environment, questions, roles, step):
+    def fail(method, environment, questions, step):
         if step == 2:
             raise UserError("no such model")
-        return roll_out(job, environment, questions, roles, step)
+        return roll_out(method, environment, questions, step)
 
-    monkeypatch.setattr(loop, "roll_out_shard", fail)
+    monkeypatch.setattr(ROLL_OUT, fail)
     with pytest.raises(UserError, match="no such model"):
         trial.train()
     assert Checkpoints(trial.folder).latest() == 2 and trial.rows("staleness") == [0, 1]
@@ -308,7 +312,8 @@ def test_waiting_before_a_step_counts_for_its_rollouts(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ):
     trial.train(steps=1)
-    rollouts = Rollouts(**arguments(trial) | {"roll_out": lambda *_: play(Tape(improvise))})
+    rollouts = rollouts_of(trial)
+    monkeypatch.setattr(ROLL_OUT, lambda *_: play(Tape(improvise)))
     rollouts.begin({}, 1)
     ticks = itertools.count(0, 10)
     monkeypatch.setattr(rollouts_module, "time", SimpleNamespace(perf_counter=ticks.__next__))
@@ -327,23 +332,26 @@ def test_stale_rollouts_need_importance_weights():
         load_job(load_config(config, ["--config.run.staleness=2"]))
 
 
-def test_all_processes_gather_a_forest_once_in_the_main_thread(trial: Trial):
+def test_all_processes_gather_a_forest_once_in_the_main_thread(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+):
     """A message of the worker thread could overtake one of the update on another process."""
     trial.train(steps=1)
     gathered = []
 
-    def gather(questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
+    def gather(_, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
         gathered.append((threading.current_thread().name, [q.id for q in questions]))
         forest = shard()
         return forest._replace(reward_N=np.full_like(forest.reward_N, 99))
 
-    roll_out = lambda *_: play(Tape(improvise))  # noqa: E731
-    rollouts = Rollouts(**arguments(trial) | {"roll_out": roll_out, "gather": gather})
+    monkeypatch.setattr(ROLL_OUT, lambda *_: play(Tape(improvise)))
+    monkeypatch.setattr(rollouts_module, "gather", gather)
+    rollouts = rollouts_of(trial)
     rollouts.begin({}, 1)
     rollouts.wait()
     entries = rollouts.state()
-    for owner in (rollouts, Rollouts(**arguments(trial))):
+    for owner in (rollouts, rollouts_of(trial)):
         owner.restore(entries, 1)
         assert set(owner.take({}, 1).forest.reward_N) == {99}
     assert len(gathered) == 1 and gathered[0][0] == "MainThread"
-    assert gathered[0][1] == [next(loop.question_batches([ANN, BOB] * 3, 1, 0))[0].id]
+    assert gathered[0][1] == [next(question_batches([ANN, BOB] * 3, 1, 0))[0].id]

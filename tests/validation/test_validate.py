@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config, main
-from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.retrieval.bm25 import build_bm25
 from jax_ragrl.retrieval.index import build_index
 from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.rollout.tree import Action, Record
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.load import load_job
 from jax_ragrl.types import LLMRequest, Message, Passage, Question
 from jax_ragrl.validation import checks, models, roles
 from jax_ragrl.validation.config import config_problems

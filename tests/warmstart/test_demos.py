@@ -20,7 +20,7 @@ from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.llm_policy import LLMActionSampler, conversation
 from jax_ragrl.rollout.roles import ParsedAction, Role
-from jax_ragrl.run.components import load_policy
+from jax_ragrl.run.models import load_policy
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart import finetune
 from jax_ragrl.warmstart.demos import Demo, DemoData, WarmStart, load_demos, warm_start

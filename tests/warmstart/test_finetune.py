@@ -15,8 +15,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import Example, example, imitate
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.kinds import VectorIndex
-from jax_ragrl.run.components import load_data, load_policy, load_retriever
+from jax_ragrl.run.data import load_data
 from jax_ragrl.run.evaluate import evaluate
+from jax_ragrl.run.index import load_retriever
+from jax_ragrl.run.models import load_policy
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart import finetune

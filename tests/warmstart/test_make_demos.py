@@ -17,7 +17,7 @@ from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.expand import Branching, single_chain
 from jax_ragrl.rollout.llm_policy import BEGIN
 from jax_ragrl.rollout.roles import invalid_action
-from jax_ragrl.run.config import model_of
+from jax_ragrl.run.short_names import model_of
 from jax_ragrl.systems.base import WrappedSystem
 from jax_ragrl.systems.c3po import FILTER, LLM, ROUTER, Settings, recipe, render_decision
 from jax_ragrl.types import Message, Question

@@ -7,7 +7,7 @@ import pytest
 
 from jax_ragrl.corpus.world import generate
 from jax_ragrl.llm.reader import UNKNOWN, WorldReader
-from jax_ragrl.run.components import policy_folder
+from jax_ragrl.run.models import policy_folder
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest

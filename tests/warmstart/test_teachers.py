@@ -15,7 +15,7 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.components import policy_folder
+from jax_ragrl.run.models import policy_folder
 from jax_ragrl.systems import coda, opera
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.opera.grammar import PLAN

@@ -24,7 +24,7 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.run.components import load_policy
+from jax_ragrl.run.models import load_policy
 from jax_ragrl.systems.baselines.executor import SearchAgent
 from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.warmstart import warmup

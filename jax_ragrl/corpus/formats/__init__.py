@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jax_ragrl.config.schema import one_of
+from jax_ragrl.corpus.fields import NAMES, NO_FIELDS, check_fields
 from jax_ragrl.corpus.formats import published
 from jax_ragrl.corpus.formats.documents import read_documents
 from jax_ragrl.corpus.formats.files import Source
@@ -23,10 +24,7 @@ from jax_ragrl.corpus.formats.flashrag import (
 from jax_ragrl.corpus.formats.look import FileLook, data_files, look
 from jax_ragrl.corpus.formats.own import (
     MAIN,
-    NAMES,
-    NO_FIELDS,
     SHAPES,
-    check_fields,
     own_fields,
     read_own_passages,
     read_own_questions,

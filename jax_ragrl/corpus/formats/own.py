@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
+from jax_ragrl.corpus.fields import NAMES, NO_FIELDS
 from jax_ragrl.corpus.formats.files import (
     Record,
     Source,
@@ -28,24 +28,8 @@ from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
-# The names of each field in common use, the most usual first.
-NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "questions": {
-        "question": ("question", "query", "input"),
-        "answer": ("answer", "answers", "golden_answers", "output"),
-        "id": ("id", "_id", "qid", "question_id", "query_id"),
-        "gold": ("gold", "gold_ids", "gold_titles"),
-    },
-    "passages": {
-        "text": ("text", "contents", "content", "body", "passage"),
-        "title": ("title",),
-        "id": ("id", "_id", "doc_id", "docid", "passage_id"),
-    },
-}
 MAIN = {"questions": "question", "passages": "text"}  # the field without which there is no record
-FIELDS = tuple(dict.fromkeys(name for names in NAMES.values() for name in names))
 SHAPES = ("records", "csv", "tsv", "parquet")
-NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
 class OwnFields(NamedTuple):
@@ -103,27 +87,6 @@ def own_fields(
         if (match := next(filter(None, matches), None)) is not None:
             names[name] = match
     return OwnFields(names, content)
-
-
-def parse_fields(text: str) -> dict[str, str]:
-    """Parses `question=Q,answer=A`, the names of fields in a file.
-
-    Raises:
-      UserError: a part is not `FIELD=NAME`, or the field is unknown.
-    """
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    fields = {name.strip(): value.strip() for name, _, value in pairs}
-    check_fields(fields)
-    return fields
-
-
-def check_fields(fields: Mapping[str, str]) -> None:
-    """Raises `UserError` if a mapping names an unknown field, or a field without a name."""
-    for name, value in fields.items():
-        if name not in FIELDS or not value:
-            raise UserError(
-                f"fields has {name}={value}: give FIELD=NAME, for the fields {', '.join(FIELDS)}"
-            )
 
 
 def _question(own: OwnFields, prefix: str, number: int, record: Record) -> Question:

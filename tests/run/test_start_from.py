@@ -9,9 +9,8 @@ import pytest
 
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.config import load_job
-from jax_ragrl.training import loop
-from jax_ragrl.training.adapters import check_adapters
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.start_from import check_adapters, start_policies
 from tests.training.test_outage import small_run, small_values
 
 LORA = {"rank": 2, "alpha": 4.0, "targets": ("q_proj", "v_proj")}
@@ -39,7 +38,7 @@ def test_adapters_of_another_base_or_size_are_refused(
     job = load_job(values(tmp_path, start_from=str(run)) | changes)
     expected = message.replace("RUN", str(run)).replace("FOLDER", str(tmp_path))
     with pytest.raises(UserError, match=f"{expected}.*ragrl export"):
-        loop.start_components(job, parts)
+        start_policies(job, parts.policies)
 
 
 def test_another_name_of_the_same_base_is_no_other_base(tmp_path: pathlib.Path):

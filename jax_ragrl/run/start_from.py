@@ -1,15 +1,38 @@
-"""Adapters of another run: a checkpoint has them without the weights that they were trained on."""
+"""A run that starts from the trained policies of another one (`Job.start_from`)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.by_name import local_model
-from jax_ragrl.run.components import initial_models
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.config import Job
+from jax_ragrl.run.inference import trained_policies
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import initial_models
+
+
+def start_policies(job: Job, decoders: Mapping[str, Decoder]) -> dict[str, Decoder]:
+    """Returns the trained policies of the run `job.start_from`.
+
+    Args:
+      job: the config of the new run.
+      decoders: by policy, the decoders that its config names; they give shapes and frozen weights.
+
+    Raises:
+      UserError: there is no such run or checkpoint, its policies have other shapes, or its adapters
+        belong to other weights.
+    """
+    # The other run's config defines adapters, names and shapes, not the config of this run.
+    run = parse_run(job.start_from)
+    origin = load_job(load_saved_config(run.folder / "config.json"))
+    check_adapters(job, origin)
+    return trained_policies(origin, decoders, run)
 
 
 def check_adapters(job: Job, origin: Job) -> None:

@@ -1,0 +1,185 @@
+"""What a run was begun with, in its work folder: versions, questions, corpora and indexes."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.recall import corpus_fingerprints, report_gold, trained_builds
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.multihost import all_gather_object, is_process_zero, on_process_zero
+from jax_ragrl.runtime.revision import versions
+from jax_ragrl.types import Question
+
+VERSIONS = "versions.json"
+COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
+
+
+def claim_versions(workdir: pathlib.Path, *, is_free: bool) -> None:
+    """Records the versions that a run begins or continues with, as entries of a list with its step.
+
+    Raises:
+      UserError: `workdir` holds steps of another version of JAX, and the config forbids another.
+    """
+    file, now = workdir / VERSIONS, versions()
+    history = on_process_zero(lambda: _record(file, list, dict, "list of objects") or [])
+
+    def check() -> None:
+        if not history or is_free or all(history[-1].get(x) == now[x] for x in COMPILERS):
+            return
+        before, here = (", ".join(f"{x} {v.get(x)}" for x in COMPILERS) for v in (history[-1], now))
+        raise UserError(
+            f"the last steps of {workdir} are of {before}, but this is {here}, which may compute "
+            "other parameters: install the former versions, start a run in another --workdir, or "
+            "continue with --config.run.other_versions=True"
+        )
+
+    def append() -> None:
+        if not history or {**history[-1], "step": 0} != {**now, "step": 0}:
+            steps = [x.name for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
+            write_json(file, [*history, {"step": max(map(int, steps), default=0), **now}])
+
+    all_gather_object(check)
+    on_process_zero(append)
+
+
+def version_changes(workdir: pathlib.Path) -> dict[str, float]:
+    """Returns `version_changes`, how often a run was continued with others; nothing if never."""
+    count = len(_record(workdir / VERSIONS, list, dict, "list of objects") or ()) - 1
+    return {"version_changes": float(count)} if count > 0 else {}
+
+
+def has_results(workdir: pathlib.Path) -> bool:
+    """Whether `workdir` holds results of its config; until then, the config may still change."""
+    patterns = ("baselines.json", "checkpoints/*")  # an index records its own settings
+    return any(True for pattern in patterns for _ in workdir.glob(pattern))
+
+
+def claim_data(
+    retriever: Retriever, questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path
+) -> None:
+    """Records the questions, corpora and indexes of a run, and reports gold that the corpora lack.
+
+    Args:
+      retriever: of the run.
+      questions: by split.
+      workdir: folder of the run.
+
+    Raises:
+      UserError: `workdir` holds results of other questions, another corpus or build of an index.
+    """
+    claim_questions(questions, workdir)
+    claim_builds(retriever, workdir)
+    # Once per run, because every passage is read.
+    if claim_corpus(retriever, workdir) and is_process_zero():
+        report_gold(retriever, [*questions["train"], *questions["dev"]])
+
+
+def claim_questions(questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path) -> None:
+    """Records the questions of a run, or checks that a resumed run has the same.
+
+    A file of questions may be edited, and a branch on the Hub may move, under an unchanged config.
+
+    Args:
+      questions: by split. A call may lack splits, or add some.
+      workdir: folder of the run.
+
+    Raises:
+      UserError: `workdir` holds results with other questions.
+    """
+    file = workdir / "questions.json"
+    now = {split: fingerprint(part) for split, part in questions.items()}
+    # Apart from the others, because runs of earlier versions have recorded no gold passages.
+    now |= {f"{split} (gold)": fingerprint(q, with_gold=True) for split, q in questions.items()}
+    # One process reads, because a slow host would see the file that the first one then writes.
+    before = on_process_zero(lambda: _record(file, dict, str, "object of splits") or {})
+
+    def check() -> None:
+        for split in sorted(before.keys() & now.keys()):
+            if before[split] != now[split]:
+                raise UserError(
+                    f"{workdir} was begun with other {split} questions ({file.name} has "
+                    f"{before[split]}, the data {now[split]}): restore the former questions, give "
+                    f"another --workdir, or delete {file.name} to continue with these"
+                )
+
+    all_gather_object(check)
+    on_process_zero(lambda: write_json(file, {**before, **now}))
+
+
+def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
+    """Records the trained searchers of a run's indexes, or checks that a resumed run has the same.
+
+    A searcher of ScaNN is a function of its vectors for one release of ScaNN and one kind of
+    processor. Another one returns other hits, and a resumed run would not end as a whole one.
+
+    Args:
+      retriever: of the run.
+      workdir: folder of the run.
+
+    Raises:
+      UserError: `workdir` holds results that another build of an index gave.
+    """
+    file, builds = workdir / "index_builds.json", trained_builds(retriever)
+
+    def claim() -> None:
+        before = _record(file, list, str, "list of builds")
+        if before is None:
+            write_json(file, builds)
+        elif before != builds:
+            raise UserError(
+                f"{workdir} was begun with another build of its index, which returns other hits "
+                f"({file.name} has {before}, the index {builds}): use the former index "
+                f"(index.folder) or another --workdir, or delete {file.name} to use this index"
+            )
+
+    if builds:
+        on_process_zero(claim)
+
+
+def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
+    """Records the corpora of a run, or checks that a resumed run has the same.
+
+    Returns:
+      Whether this call has recorded them, because the run begins.
+
+    Raises:
+      UserError: `workdir` holds results with another corpus.
+    """
+    file, now = workdir / "corpus.json", corpus_fingerprints(retriever)
+    # Asked once: a slow host would see the file that the first process has just written, and would
+    # miss the collective that follows.
+    before = on_process_zero(lambda: _record(file, list, str, "list of names"))
+    if before is None:
+        on_process_zero(lambda: write_json(file, now))
+    elif before != now:
+        raise UserError(
+            f"{workdir} was begun with the corpus {', '.join(before)}, but data.files.corpus holds "
+            f"{', '.join(now)}: give the former corpus, or another --workdir"
+        )
+    return before is None
+
+
+def _record(file: pathlib.Path, kind: type[list] | type[dict], item: type, what: str) -> Any:
+    """Returns the content of a JSON file that only a check reads; None in a run without results.
+
+    Args:
+      file: a file in the work folder, which a run of an earlier version may lack.
+      kind: the type of its content, a list or an object.
+      item: the type of the items, or of the keys.
+      what: both in words, for the error.
+    """
+    if not (has_results(file.parent) and file.exists()):
+        return None
+    try:
+        value = loads(file.read_bytes())
+        if not isinstance(value, kind) or not all(isinstance(x, item) for x in value):
+            raise ValueError(f"it holds no {what}")
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
+    return value

@@ -1,0 +1,43 @@
+"""The components of a run: data, retriever, language models and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.rollout.collect import ActionSampler, Environment
+from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import Question
+
+
+class Components(NamedTuple):
+    """The components of a run.
+
+    Fields:
+      questions: the questions by split (`train`, `dev`, `test`).
+      retriever: performs searches.
+      llm: the frozen language model.
+      policies: the decoders by the name of their policy, before training.
+      tokenizer: the tokenizer of all policies.
+      judge: a language model that grades answers, if the config has one.
+    """
+
+    questions: Mapping[str, tuple[Question, ...]]
+    retriever: Retriever
+    llm: FrozenLLM
+    policies: Mapping[str, Decoder]
+    tokenizer: ChatTokenizer
+    judge: FrozenLLM | None = None
+
+    def models(self) -> dict[str, SplitModel]:
+        """Returns the policies in the form that samplers need, see `for_sampling`."""
+        return for_sampling(self.policies)
+
+    def environment(self, sampler: ActionSampler) -> Environment:
+        """Returns the environment of rollouts, which measures calls in tokens of the policy."""
+        return Environment(sampler, self.retriever, self.llm, self.tokenizer.count, self.judge)

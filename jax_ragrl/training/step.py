@@ -1,0 +1,183 @@
+"""One step of training on one page: collect, reward, credit, turns, update.
+
+    questions -> collect -> reward -> credit -> turns -> update -> policies
+                 forest     reward_N  credit_N  prompts and actions
+
+`train_step` is the whole step. The loop (`training.loop`) takes the same step in its parts, because
+it measures them, and begins the rollouts of the next step in between (`training.rollouts`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_ragrl.learner.dpo import Preference, pairs_of, prefer_all
+from jax_ragrl.learner.packing import Turn, carry_credit, turns_of
+from jax_ragrl.learner.policies import Policies, Schedule, update_all
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.data_parallel import merge_shards, own_shard
+from jax_ragrl.rollout.rewards import rewards_of
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.runtime.multihost import all_gather_object
+from jax_ragrl.systems.base import Credit, Recipe
+from jax_ragrl.types import Question
+
+
+class Method(NamedTuple):
+    """What all steps of a run have in common.
+
+    Fields:
+      recipe: the system with its rewards and exploration.
+      credit: from a forest and its rewards to a credit and a weight per node.
+      seed: names the run: equal seeds repeat it.
+      schedule: the roles trained at each step.
+      lockstep: whether all branches wait for each other, see `rollout.scheduler`.
+      train_forced: whether forced actions are trained.
+      carry_tokens: the longest conversation in tokens over which credit is carried; 0: it ends with
+        its turn.
+      preference: with it, the update is DPO on pairs of rollouts.
+      is_measured: whether it is measured how far an update moves a policy.
+      role_gradients_every: steps between measurements of each role's part in the gradient; 0: none.
+    """
+
+    recipe: Recipe
+    credit: Credit
+    seed: int = 0
+    schedule: Schedule = Schedule()
+    lockstep: bool = True
+    train_forced: bool = True
+    carry_tokens: int = 0
+    preference: Preference | None = None
+    is_measured: bool = False
+    role_gradients_every: int = 0
+
+    @property
+    def policy_of(self) -> dict[str, str]:
+        """The name of the policy of each role."""
+        return {name: role.policy for name, role in self.recipe.system.roles.items()}
+
+    def roles(self, step: int) -> tuple[str, ...]:
+        """Returns the roles trained at a step (from 0), which branch."""
+        return self.schedule.roles(step, tuple(self.policy_of))
+
+
+def train_step(
+    method: Method,
+    policies: Policies,
+    environment: Environment,
+    questions: Sequence[Question],
+    step: int,
+) -> tuple[Policies, dict[str, float], Forest]:
+    """Takes one step; on several processes all of them call it (a collective).
+
+    Args:
+      method: what all steps have in common.
+      policies: the policies by name; the buffers of their states are donated.
+      environment: a sampler of the policies, retriever and language models.
+      questions: the questions of the step, on all processes the same.
+      step: the step, from 0; part of every seed.
+
+    Returns:
+      The updated policies, the metrics of the update and the rollouts with their rewards.
+    """
+    forest = roll_out(method, environment, questions, step)
+    turns, _ = turns_to_train(method, forest)
+    policies, metrics = learn(method, policies, forest, turns, step)
+    return policies, metrics, forest
+
+
+def roll_out(
+    method: Method, environment: Environment, questions: Sequence[Question], step: int
+) -> Forest:
+    """Rolls out questions on all processes, with rewards; arguments as in `train_step`."""
+    return gather(method, questions, lambda: collect_shard(method, environment, questions, step))
+
+
+def collect_shard(
+    method: Method, environment: Environment, questions: Sequence[Question], step: int
+) -> Forest:
+    """Rolls out the questions of this process, without rewards; arguments as in `train_step`."""
+    recipe = method.recipe
+    own, copies = own_shard(questions, recipe.rollouts)
+    return collect(
+        recipe.system,
+        recipe.expander(frozenset(method.roles(step))),
+        own,
+        environment,
+        seed=method.seed * 1_000_003 + step,  # distinct for all runs of up to a million steps
+        rollouts=recipe.rollouts,
+        copies=copies,
+        lockstep=method.lockstep,
+    )
+
+
+def gather(method: Method, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
+    """Returns the rollouts of all processes with their rewards (a collective).
+
+    Args:
+      method: has the reward.
+      questions: the questions of the step.
+      shard: returns the rollouts of this process, see `collect_shard`.
+    """
+    forest = merge_shards(questions, all_gather_object(shard), method.recipe.rollouts)
+    return forest._replace(reward_N=rewards_of(method.recipe.reward, forest))
+
+
+def turns_to_train(method: Method, forest: Forest) -> tuple[list[Turn], np.ndarray]:
+    """Returns the turns to train with their credit, and the credit of all nodes.
+
+    Args:
+      method: has the credit.
+      forest: the rollouts with their rewards.
+
+    Returns:
+      The turns, and the credit as float32 `[N]`; nan where it is undefined, because no leaf is
+      reachable.
+    """
+    credit_N, weight_N = method.credit(forest, forest.reward_N)
+    turns = turns_of(forest, credit_N, weight_N, include_forced=method.train_forced)
+    if method.carry_tokens:
+        turns = carry_credit(turns, forest, credit_N, method.carry_tokens)
+    return turns, np.where(weight_N > 0, credit_N, np.nan)
+
+
+def learn(
+    method: Method, policies: Policies, forest: Forest, turns: Sequence[Turn], step: int
+) -> tuple[Policies, dict[str, float]]:
+    """Updates the policies on the turns of a step, or on its preference pairs.
+
+    Args:
+      method: what all steps have in common.
+      policies: the policies; the buffers of their states are donated.
+      forest: the rollouts.
+      turns: its turns with their credit.
+      step: the step, from 0; part of the seed of minibatches.
+
+    Returns:
+      The updated policies, and metrics.
+    """
+    rng, roles = random.Random(f"{method.seed} {step}"), method.roles(step)
+    if method.preference is not None:
+        pairs = pairs_of(forest, turns, roles, method.preference.margin)
+        return prefer_all(
+            policies,
+            method.policy_of,
+            pairs,
+            method.preference.beta,
+            rng,
+            is_measured=method.is_measured,
+        )
+    every = method.role_gradients_every
+    return update_all(
+        policies,
+        method.policy_of,
+        roles,
+        turns,
+        rng,
+        is_measured=method.is_measured,
+        by_role=bool(every) and step % every == 0,
+    )
