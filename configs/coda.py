@@ -30,8 +30,7 @@ without the refinement reward, and without the format reward too (table 4),
     --config.recipe.refinement_weight=0 --config.recipe.format_weight=0
 More passages than in training (figure 4), with contexts that hold them,
     ragrl evaluate --run runs/coda --config.recipe.system.top_k=30 \
-        --config.shapes.prompt_lengths="(512,1024,2048,4096,8192,16384)" \
-        --config.shapes.kept_contexts=32 ...
+        --config.shapes.prompt_lengths="(512,1024,2048,4096,8192,16384)" ...
 
 Not included: one set of answers for PopQA questions that occur twice (table 2). The file of
 questions has to contain the merged answers.
@@ -122,10 +121,6 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "batch_sizes": (16, 64),
                 "max_new_tokens": 512,
                 "max_prompt_tokens": 65536,  # per device
-                # Conversations of several turns, whose replies differ in length: slots, per device.
-                "decode_rows": 64,
-                "slot_tokens": 131072,
-                "kept_contexts": 72,  # 15 GB of a 3B model; 16 on devices of 32 GB
             },
             "packing": {
                 "row_lengths": (1024, 2048, 4096, 8192),

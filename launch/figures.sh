@@ -45,8 +45,7 @@ on_gpu='import sys, torch; sys.exit(not torch.cuda.is_available())'
 if "$python" -c "$on_gpu" 2>/dev/null; then
   lab grpo-transformers peers train transformers --shape qwen2.5-0.5b --prompts 32 --siblings 8 \
     --prompt 1024 --new 128 --tokens 32768
-  lab sample-transformers peers sample transformers --shape qwen2.5-0.5b --new 256 --slots 256 \
-    --repeats 1
+  lab sample-transformers peers sample transformers --shape qwen2.5-0.5b --new 256 --repeats 1
 fi
 bench grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
   --attention xla
@@ -57,20 +56,16 @@ for size in 0.5b 1.5b; do
       --siblings 1 --prompt 1 --new 1023 --remat "$remat" --tokens 16384
   done
 done
-# Rollouts of 512 rows: with growing caches and shrinking batches, or one program for all tokens; with
-# rows of unequal or of equal length.
+# Rollouts of 512 rows of unequal or of equal length.
 for mean in 200 0; do
-  for slots in 128 1024; do
-    bench "sample-$mean-$slots" sample --shape qwen2.5-0.5b --mean "$mean" --slots "$slots"
-  done
+  bench "sample-$mean" sample --shape qwen2.5-0.5b --mean "$mean"
 done
 # The same without the kernel for decoded rows.
-bench sample-0-128-xla sample --shape qwen2.5-0.5b --mean 0 --slots 128 --attention xla
-# The same in slots that are refilled. Conversations of six turns, in batches and in slots.
-bench sample-200-refilled sample --shape qwen2.5-0.5b --mean 200 --decode-rows 256
-for rows in 0 64; do
-  bench "chains-$rows" sample --shape qwen2.5-0.5b --prompts 64 --siblings 1 --prompt 512 --new 128 \
-    --turns 6 --observation 384 --decode-rows "$rows"
+bench sample-0-xla sample --shape qwen2.5-0.5b --mean 0 --attention xla
+# Conversations of six turns, without and with contexts that are kept.
+for contexts in 0 64; do
+  bench "chains-$contexts" sample --shape qwen2.5-0.5b --prompts 64 --siblings 1 --prompt 512 --new 128 \
+    --turns 6 --observation 384 --kept-contexts "$contexts"
 done
 bench tape tape
 # A complete step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions at

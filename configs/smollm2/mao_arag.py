@@ -96,8 +96,7 @@ def get_config() -> ConfigDict:
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
                 "prompt_lengths": (128, 320, 512, 768),
-                "batch_sizes": (4, 16),
-                "copies": (1, 8),  # few programs: each takes 20 seconds to compile
+                "batch_sizes": (4, 16, 32),
                 "max_new_tokens": 16,
             },
             # Tokens per forward and backward pass, and the lengths of the packed rows.

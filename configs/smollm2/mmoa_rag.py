@@ -87,8 +87,7 @@ def get_config() -> ConfigDict:
                 # Each has a program per batch size and role: twelve lengths would save a seventh of
                 # the padded prompt tokens of a rollout, and need twice as many programs.
                 "prompt_lengths": (64, 256, 512, 640, 1024),
-                "batch_sizes": (4, 16),
-                "copies": (1, 8),  # few programs
+                "batch_sizes": (4, 16, 32),
                 "max_new_tokens": 16,
             },
             "packing": {

@@ -4,7 +4,7 @@ Ids and weights are random, which does not change the cost. Only its limit ends 
 of tokens is known in advance. The result is the fastest of the repeated rollouts.
 
 With several turns a prompt is a conversation: the first continuation and an observation are
-appended to it, and the next turn begins. In slots (`decode_rows`) its keys and values are kept.
+appended to it, and the next turn begins.
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ class SampleWork:
       new: max new tokens per continuation.
       mean: mean of the new tokens, exponentially distributed per prompt; 0 = all have `new`.
       batch: prompts sampled together.
-      slots: initial cache size in new tokens. With `new` or more, the cache never grows and the
-        batch never shrinks.
       turns: turns per conversation; each has `new` tokens, so that `mean` is 0 if there are more.
       observation: tokens between two turns.
-      decode_rows: rows that are decoded together in slots, which keep contexts; 0: batches.
+      kept_contexts: as in `Shapes`.
       dtype: dtype of weights and computation.
       attention: attention kernel.
       repeats: number of timed rollouts.
@@ -61,10 +59,9 @@ class SampleWork:
     new: int = 1024
     mean: int = 0
     batch: int = 64
-    slots: int = 128
     turns: int = 1
     observation: int = 256
-    decode_rows: int = 0
+    kept_contexts: int = 0
     dtype: str = "bfloat16"
     attention: str = "auto"
     repeats: int = 3
@@ -122,8 +119,7 @@ class SampleWork:
             batch_sizes=tuple(sorted(sizes)),
             max_new_tokens=self.new,
             max_prompt_tokens=self.batch * lengths[-1],
-            initial_cache_size=self.slots,
-            decode_rows=self.decode_rows,
+            kept_contexts=self.kept_contexts,
         )
 
 
@@ -153,7 +149,6 @@ def roll_out(work: SampleWork, model: SplitModel, vocabulary: int) -> list[Sampl
       model: a split decoder.
       vocabulary: the number of its tokens.
     """
-    # A new sampler: no contexts are kept from rollout to rollout.
     sampler, jobs = JobSampler(model, PLAIN_TOKENIZER, work.shapes()), work.jobs(vocabulary)
     for observations in work.observations(vocabulary):
         rows = sampler.start(jobs, work.siblings)()

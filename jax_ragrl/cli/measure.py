@@ -33,7 +33,7 @@ def add_bench(command: AddCommand) -> None:
 
     _add_train_options(add("train", measure_train, "a training step"))
     _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
-    summary = "wasted work of sampling: a tape of ragged conversations, in batches and in slots"
+    summary = "wasted work of sampling: a tape of ragged conversations"
     _add_tape_options(add("tape", measure_tape, summary))
     summary = "how well and how fast retrievers find the gold passages of question sets"
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
@@ -93,8 +93,7 @@ def _add_tape_options(kind: argparse.ArgumentParser) -> None:
     numbers = (
         ("conversations", 0, "conversations of the tape; 0 = all"),
         ("new", 512, "maximum of new tokens per reply"),
-        ("decode-rows", 32, "rows that are decoded together in slots"),
-        ("kept-contexts", 256, "contexts whose keys and values are kept"),
+        ("kept-contexts", 64, "longest contexts that are kept"),
     )
     for name, default, text in numbers:
         kind.add_argument(f"--{name}", type=natural, default=default, help=text)
@@ -125,10 +124,9 @@ def _add_sample_options(kind: argparse.ArgumentParser) -> None:
         ("new", 1024, "max new tokens per continuation"),
         ("mean", 0, "mean new tokens per continuation, exponentially distributed; 0 = all --new"),
         ("batch", 64, "prompts sampled together"),
-        ("slots", 128, "initial cache size in new tokens; with --new or more it never grows"),
         ("turns", 1, "turns per conversation"),
         ("observation", 256, "tokens between two turns"),
-        ("decode-rows", 0, "rows that are decoded together in slots; 0 = batches"),
+        ("kept-contexts", 0, "longest contexts that are kept from turn to turn"),
         ("repeats", 3, "number of timed rollouts, after one that compiles"),
     )
     _add_model_options(kind, numbers)

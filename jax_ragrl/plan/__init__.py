@@ -204,7 +204,7 @@ def _speed(
             is_measured=run.guard.update_kl.action != OFF,
         ),
         "programs": programs,
-        "compile_s": compile_seconds(programs, update, sampling, run.shapes),
+        "compile_s": compile_seconds(programs, update, sampling),
         "checkpoint_bytes": checkpoint_bytes(policies, run.objective, run.optimizer),
         "speed": least_times(update, sampling, mesh.size, ceilings) if ceilings else None,
     }

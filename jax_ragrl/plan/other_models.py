@@ -205,12 +205,10 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
     shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
     facts = count_sampling(shapes, config, mesh, rules=SAMPLING_RULES)
-    # The contexts that fill slots are separate; a batch that grows is counted as a whole.
-    contexts = facts["begun_bytes"] if shapes.decode_rows else 0
     return {
         "weight_bytes": weights,
         "prompts": facts["prompts"],
-        "temporary_bytes": facts["temporary_bytes"] + contexts,
+        "temporary_bytes": facts["temporary_bytes"],
         "compile_s": facts["compile_s"],
     }
 

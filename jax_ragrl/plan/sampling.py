@@ -13,7 +13,6 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.plan.abstract_arrays import (
-    Program,
     abstract_decoder,
     batch_array,
     bytes_of,
@@ -22,10 +21,10 @@ from jax_ragrl.plan.abstract_arrays import (
     with_shardings,
 )
 from jax_ragrl.plan.operations import head_flops, layers_flops
-from jax_ragrl.plan.slots import count_slots
 from jax_ragrl.plan.traffic import loop_traffic
 from jax_ragrl.runtime.sharding import Rules, data_parallel_size
-from jax_ragrl.sampling.decode import Grammar, Prompts, continue_decode, generate, start_decode
+from jax_ragrl.sampling.contexts import PAGE, page_count
+from jax_ragrl.sampling.decode import Grammar, Prompts, decode, start_decode
 from jax_ragrl.sampling.sampler import Shapes
 
 
@@ -54,8 +53,9 @@ def count_sampling(
 
     Returns:
       `prompts` ([prompts, length]), `width`, `prefill_tokens` (of the program that is counted),
-      `temporary_bytes`, `begun_bytes` (a batch that has only started), `compile_s`, and per device
-      the operations and the traffic of the `prefill` and of a `decode_step` with a full cache.
+      `temporary_bytes`, `begun_bytes` (a batch that has only started, and kept contexts),
+      `compile_s`, and per device the operations and the traffic of the `prefill` and of a
+      `decode_step` with a full cache.
     """
     new_tokens, devices = width * shapes.max_new_tokens, data_parallel_size(mesh)
     length = max(
@@ -65,11 +65,12 @@ def count_sampling(
     acting = dataclasses.replace(config, param_dtype=config.dtype)
     model = SplitModel.from_model(abstract_decoder(acting, mesh, rules, lora))
     count = shapes.max_batch_size(length, devices)
-    if shapes.decode_rows:
-        return count_slots(shapes, acting, model, mesh, nucleus=nucleus)
-    prompts = _abstract_prompts(count, length, width, mesh)
-    arguments = (model, prompts, Grammar(replicated_array((2,), jnp.int32, mesh)))
-    facts = _decode_facts(shapes, arguments, mesh, nucleus)
+    prompts = _abstract_prompts(count, width, mesh)
+    facts = _decode_facts(shapes, model, prompts, length, mesh, nucleus)
+    if devices == 1:
+        tokens = PAGE * page_count(shapes.kept_contexts * shapes.longest)
+        numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        facts["begun_bytes"] += tokens * numbers * jnp.dtype(config.dtype).itemsize
     share = count / mesh.size  # a tensor axis splits the operations of its prompts
     # The last token attends to a full cache, so no step costs more.
     keys = length + shapes.max_new_tokens
@@ -82,12 +83,11 @@ def count_sampling(
     return sizes | facts
 
 
-def _abstract_prompts(count: int, length: int, width: int, mesh: Mesh) -> Prompts:
+def _abstract_prompts(count: int, width: int, mesh: Mesh) -> Prompts:
     def column(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
         return batch_array((count, *rest), dtype, mesh)
 
     return Prompts(
-        ids_BP=column(jnp.int32, length),
         length_B=column(jnp.int32),
         seed_BW=column(jnp.uint32, width),
         sibling_BW=column(jnp.int32, width),
@@ -98,41 +98,29 @@ def _abstract_prompts(count: int, length: int, width: int, mesh: Mesh) -> Prompt
 
 
 def _decode_facts(
-    shapes: Shapes, arguments: tuple[Any, ...], mesh: Mesh, nucleus: bool
+    shapes: Shapes, model: SplitModel, prompts: Prompts, length: int, mesh: Mesh, nucleus: bool
 ) -> dict[str, Any]:
     """The traffic and the peak of the programs of a batch, with the caches between them."""
-    options = {"use_top_p": nucleus}
-    # The sizes that a cache grows through; with one size, a single program does all.
-    first, *larger = shapes.cache_sizes_for(shapes.max_new_tokens)
+    sizes = shapes.cache_sizes_for(shapes.max_new_tokens)
+    ids = batch_array((len(prompts.length_B), length), jnp.int32, mesh)
+    grammar = Grammar(replicated_array((2,), jnp.int32, mesh))
+    shrink_at = replicated_array((data_parallel_size(mesh),), jnp.int32, mesh)
     with jax.set_mesh(mesh):
-        if not larger:
-            program = compile_program(
-                generate.lower(*arguments, max_new_tokens=first, **options), mesh
-            )
-            return program.facts | {"begun_bytes": 0} | _work(program, program)
-        arguments = (*arguments, replicated_array((data_parallel_size(mesh),), jnp.int32, mesh))
-        trace = start_decode.lower(*arguments, slots=first, **options)
+        trace = start_decode.lower(model, prompts, ids, slots=sizes[0])
         start = compile_program(trace, mesh)
-        full = start_decode.eval_shape(*arguments, slots=larger[-1], **options)
+        full = start_decode.eval_shape(model, prompts, ids, slots=sizes[-1])
         small, large = (with_shardings(x, start.shardings) for x in (trace.out_info, full))
-        end = compile_program(continue_decode.lower(*arguments, *large, **options), mesh)
-    # A cache grows array by array, so one additional array exists at a time.
-    grown = max(bytes_of(x) for x in jax.tree.leaves(large))
-    temporary = max(end.facts["temporary_bytes"], grown)
-    return {
-        "temporary_bytes": max(
-            start.facts["temporary_bytes"] + bytes_of(small), bytes_of(large) + temporary
-        ),
-        "begun_bytes": bytes_of(small),
-        "compile_s": round(start.facts["compile_s"] + end.facts["compile_s"], 1),
-        **_work(start, end),
-    }
-
-
-def _work(start: Program, end: Program) -> dict[str, Any]:
-    """The traffic of the prefill and of the longest decode steps, with a full cache."""
-    prefill, first_step = start.traffic(), loop_traffic(start.text)
+        arguments = (model, prompts, grammar, shrink_at, *large)
+        end = compile_program(decode.lower(*arguments, use_top_p=nucleus), mesh)
     step = loop_traffic(end.text)
-    assert first_step is not None and step is not None, "a decode has a loop over tokens"
-    prefill.add(first_step, -1)  # one step is part of the program's traffic
-    return {"prefill": prefill.facts(), "decode_step": step.facts()}
+    assert step is not None, "a decode has a loop over tokens"
+    # A cache grows array by array, so one additional array exists at a time.
+    grown = max(bytes_of(x) for x in jax.tree.leaves(large)) if len(sizes) > 1 else 0
+    temporary = bytes_of(large) + max(end.facts["temporary_bytes"], grown)
+    return {
+        "temporary_bytes": max(bytes_of(small) + start.facts["temporary_bytes"], temporary),
+        "begun_bytes": bytes_of(small) if len(sizes) > 1 else 0,
+        "compile_s": round(start.facts["compile_s"] + end.facts["compile_s"], 1),
+        "prefill": start.traffic().facts(),
+        "decode_step": step.facts(),
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -17,8 +16,8 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.plan.ceilings import Ceilings, time_at_least
 from jax_ragrl.plan.operations import gradient_flops, score_flops
 from jax_ragrl.plan.policies import PlannedPolicy
-from jax_ragrl.plan.slots import count_slot_programs
 from jax_ragrl.runtime.sharding import data_parallel_size
+from jax_ragrl.sampling.grouping import rest_lengths
 from jax_ragrl.sampling.sampler import Shapes
 
 
@@ -104,23 +103,21 @@ def count_programs(
       rollouts: rollouts per question, whose first prompts are equal.
 
     Returns:
-      `sampler`: programs of a batch that starts and of one that continues, per prompt length, batch
-      size and number of equal prompts. `update`: per batch shape a gradient and a score, for the
-      policy and an own critic.
+      `sampler`: per prompt length, batch size and number of equal prompts a program that runs
+      prompts, and one that decodes for each size of the cache. `update`: per batch shape a gradient
+      and a score, for the policy and an own critic.
     """
     # Batches are cut into equal shards, so the number of devices determines their sizes.
     devices = data_parallel_size(mesh)
-    batches = sum(
+    cache_sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
+    keeps = shapes.kept_contexts > 0 and devices == 1
+    sampler = sum(
         len(shapes.batch_sizes_for(length, devices, copies))
+        * (cache_sizes + (len(rest_lengths(length)) if keeps else 1))
         for length in shapes.prompt_lengths
         for copies in shapes.copies_up_to(rollouts)
     )
-    batches *= len({1, width})  # an evaluation and a forced beginning sample one action
-    sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
-    sampler = batches * max(sizes, 1)
-    if shapes.decode_rows:
-        with jax.set_mesh(mesh):  # the devices determine the fewest slots
-            sampler = count_slot_programs(shapes)
+    sampler *= len({1, width})  # an evaluation and a forced beginning sample one action
     rows = sum(
         (1 + packing.max_batch_halvings) * (2 if length >= PLAIN_FROM else 1)
         for length in packing.row_lengths
@@ -133,7 +130,6 @@ def compile_seconds(
     programs: Mapping[str, int],
     update: Mapping[str, Any],
     sampling: Mapping[str, Any],
-    shapes: Shapes,
 ) -> float:
     """Returns the seconds of compiling all programs of a run one by one, as this machine did.
 
@@ -144,13 +140,9 @@ def compile_seconds(
       programs: see `count_programs`.
       update: the gradient of a batch of rows, see `count_updates`.
       sampling: a batch of prompts, see `count_rollout`.
-      shapes: static shapes of sampling.
     """
-    # A batch whose cache grows has a program that starts and one that continues; slots have a
-    # prefill and a decode. The plan has compiled both.
-    sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
-    parts = 2 if shapes.decode_rows or sizes > 1 else 1
-    each = {"sampler": sampling["compile_s"] / parts, "update": update["compile_s"]}
+    # The plan has compiled a program that runs prompts, and one that decodes.
+    each = {"sampler": sampling["compile_s"] / 2, "update": update["compile_s"]}
     return round(sum(programs[kind] * seconds for kind, seconds in each.items()), 1)
 
 

@@ -16,16 +16,15 @@ per kind, and the branches advance:
 
 The three calls run concurrently, from one queue per kind of effect:
 
-    Generate    one batched call or stream at a time, in this thread
+    Generate    one batched call at a time, in this thread
     Search      one batched call at a time, in a worker
     CallLLM     with lockstep one batched call; otherwise one call per effect, each in a worker
 
 In lockstep all branches wait for each other in every round. Without it a slow reply of the language
-model delays its own branch alone, and with slots (`shapes.decode_rows`) an action whose branch
-continues takes the next free slots of the running sampler. Seeds and the order of nodes, and so the
-forest, are equal: the result of a branch never depends on the other branches in the batch. But the
-speed of servers then decides which actions share a batch, and programs of other shapes round
-differently: a resumed run equals an undisturbed one up to rounding errors.
+model delays its own branch alone. Seeds and the order of nodes, and so the forest, are equal: the
+result of a branch never depends on the other branches in the batch. But the speed of servers then
+decides which actions share a batch, and programs of other shapes round differently: a resumed run
+equals an undisturbed one up to rounding errors.
 
 `rollout.branches` has the other half of the story: the nodes and branches that replies lead to.
 """
@@ -89,10 +88,7 @@ class ActionRequest(NamedTuple):
 
 
 class ActionSampler(Protocol):
-    """Writes actions: for each request the forced ones first, in order, then the sampled ones.
-
-    A sampler that can begin a request while others are sampled also has `PolicySampler.stream`.
-    """
+    """Writes actions: for each request the forced ones first, in order, then the sampled ones."""
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]: ...
 
@@ -255,10 +251,7 @@ class Scheduler:
                     for kind in (Generate, *self.on_device):
                         if batch := self._take(kind):
                             runs = True
-                            if kind is Generate and not self.lockstep:
-                                self._stream(batch)
-                            else:
-                                self._reply(batch, self.calls[kind](batch))
+                            self._reply(batch, self.calls[kind](batch))
                     self._take_arrivals(wait=not runs and (self.lockstep or not self.ready))
                     if not self.lockstep or not self._is_waiting():
                         self._advance()
@@ -364,31 +357,6 @@ class Scheduler:
         requests = [self._action_request(p) for p in batch]
         with self.environment.call(self.environment.sampler, DEVICE):
             return self.environment.sampler.sample(requests)
-
-    def _stream(self, batch: list[PendingEffect]) -> None:
-        """Samples actions, and those that arrive meanwhile if the sampler can."""
-        sampler: Any = self.environment.sampler
-        if not hasattr(sampler, "stream"):
-            self._reply(batch, self._sample(batch))
-            return
-
-        def arrivals() -> list[ActionRequest]:
-            self._start_workers()
-            self._take_arrivals(wait=False)
-            # Other models on the devices have their turn when the actions in the slots have ended.
-            if any(self.queues[kind] for kind in self.on_device):
-                return []
-            further = self._take(Generate)
-            batch.extend(further)
-            return [self._action_request(p) for p in further]
-
-        requests = [self._action_request(p) for p in batch]
-        with (
-            self.environment.call(sampler, DEVICE),
-            contextlib.closing(sampler.stream(requests, arrivals)) as actions,
-        ):
-            for number, action in actions:
-                self._reply([batch[number]], [action])
 
     def _search(self, batch: Sequence[PendingEffect]) -> Sequence[Hits | EffectError]:
         """Makes some searches in one batched call; an `EffectError` replaces hits that failed."""

@@ -1,13 +1,10 @@
 """Jitted decoding: prompts are prefilled once, siblings share the prompt's cache, no host sync.
 
-A decode has three steps:
-  1. `_prefill` runs every prompt once and returns its keys and values (the prefix cache).
-  2. `_fork` gives each prompt its rows, which all read that prefix cache.
-  3. `_decode_loop` repeats `_decode_step`, one token per row, until the cache is full, every row
-     is done, or so few prompts are live that a smaller batch is cheaper.
-
-`generate` is one program for a batch of few tokens. A longer batch takes several: `start_decode`,
-then `continue_decode` with a larger cache or with fewer prompts (`sampling/batches.py` decides).
+Two programs:
+  - `start_decode` runs every prompt once, from the first token on that is not kept, and returns its
+    keys and values (the prefix cache) and its rows, which all read that prefix cache;
+  - `decode` repeats `_decode_step`, one token per row, until the cache is full, every row is done,
+    or so few prompts are live that a smaller batch is cheaper (`sampling/batches.py` decides).
 
 Invariant: a token depends on its own prompt, key and position alone. Keys are folded from
 (seed of the row, sibling, position), so a question gets the same tokens in any batch, and equal
@@ -32,6 +29,7 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import constrain, target_platform
 from jax_ragrl.sampling.grammar import allowed_tokens, next_states, removed_mass
+from jax_ragrl.sampling.pages import KeptPrefix
 from jax_ragrl.text.automaton import TokenAutomaton
 from jax_ragrl.types import Tensor
 
@@ -53,7 +51,6 @@ class Prompts(NamedTuple):
     """A padded batch of prompts, the keys of their rows and their sampling parameters.
 
     Fields:
-      ids_BP: int32 token ids, padded on the right.
       length_B: int32 tokens of each prompt; 0 marks a prompt that is padding.
       seed_BW: uint32 seeds of the sampling keys of W rows per prompt.
       sibling_BW: int32 sibling numbers, folded into the keys; -1 marks a row that is padding.
@@ -64,7 +61,6 @@ class Prompts(NamedTuple):
         an automaton.
     """
 
-    ids_BP: Tensor
     length_B: Tensor
     seed_BW: Tensor
     sibling_BW: Tensor
@@ -121,11 +117,6 @@ class DecodeState(NamedTuple):
         return Samples(self.ids_BT, self.logps_BT, self.count_B, self.removed_B)
 
 
-# int32 states of rows in an automaton, and the probability that its mask removed so far, float32;
-# None without an automaton.
-GrammarState = tuple[Array | None, Array | None]
-
-
 class Grammar(NamedTuple):
     """Constraints on the output of a batch: which tokens are allowed, and what ends a row.
 
@@ -146,7 +137,7 @@ class Grammar(NamedTuple):
         """Returns what distinguishes programs of one shape, for their names.
 
         Args:
-          use_top_p: as in `generate`.
+          use_top_p: as in `decode`.
         """
         names = ["top-p"] * use_top_p + ["token mask"] * (self.allowed_V is not None)
         if self.stop_SV is not None:
@@ -158,105 +149,51 @@ class Grammar(NamedTuple):
 
 
 @in_order
-@functools.partial(jax.jit, static_argnames=("max_new_tokens", "use_top_p", "stride"))
-def generate(
-    model: SplitModel,
-    prompts: Prompts,
-    grammar: Grammar,
-    *,
-    max_new_tokens: int,
-    use_top_p: bool = True,
-    stride: int = 1,
-) -> Samples:
-    """Samples the rows of all prompts in one program; a prompt is prefilled once for its rows.
-
-    Args:
-      model: a split `Decoder`.
-      prompts: the batch; rows of padding return no tokens.
-      grammar: the constraints of all rows.
-      max_new_tokens: the cache size in tokens, a limit for every row; the loop ends early when all
-        rows are done.
-      use_top_p: whether any row has a `top_p` below 1; False leaves the nucleus filter out.
-      stride: decode steps between checks for early stopping; it changes no result.
-
-    Returns:
-      `Samples` of `B * W` rows and `max_new_tokens` columns.
-    """
-    decoder = model.merge()
-    state = _fork(decoder, prompts, max_new_tokens)
-    return _decode_loop(decoder, prompts, grammar, state, None, use_top_p, stride).samples()
-
-
-@in_order
-@functools.partial(jax.jit, static_argnames=("slots", "use_top_p", "stride"))
+@functools.partial(jax.jit, static_argnames=("slots",))
 def start_decode(
     model: SplitModel,
     prompts: Prompts,
-    grammar: Grammar,
-    shrink_at_W: Array,
+    ids_BL: Array,
+    kept: KeptPrefix | None = None,
     *,
     slots: int,
-    use_top_p: bool = True,
-    stride: int = 1,
 ) -> tuple[DecodeState, KVCache]:
-    """Samples the first `slots` tokens, the same tokens as `generate`.
+    """Runs prompts, each once for all of its rows.
 
     Args:
-      model, prompts, grammar, use_top_p: as in `generate`.
-      shrink_at_W: int32, per device, of the W that share the batch in equal parts: the loop ends
-        early when no device has more than this number of prompts with a live row.
-      slots: tokens that the cache holds.
-      stride: as in `generate`; it must divide `slots`.
+      model: a split `Decoder`.
+      prompts: the batch; rows of padding are done from the start.
+      ids_BL: int32 tokens of the prompts, padded on the right; with `kept` those that follow the
+        kept ones.
+      kept: the keys and values of the first tokens; None: every token is run.
+      slots: new tokens that the cache holds.
 
     Returns:
-      The state to continue from, and the prefix cache of the prompts.
+      The state of the rows, which have no tokens yet, and the prefix cache of the prompts.
     """
     decoder = model.merge()
-    state = _fork(decoder, prompts, slots)
-    prefix = state.cache.prefix
-    assert prefix is not None, "_fork puts the cache of the prompts there"
-    state = _decode_loop(decoder, prompts, grammar, state, shrink_at_W, use_top_p, stride)
-    return _fix_layout(state, prefix)
-
-
-@in_order
-@functools.partial(jax.jit, static_argnames=("use_top_p", "stride"), donate_argnames=("state",))
-def continue_decode(
-    model: SplitModel,
-    prompts: Prompts,
-    grammar: Grammar,
-    shrink_at_W: Array,
-    state: DecodeState,
-    prefix: KVCache,
-    *,
-    use_top_p: bool = True,
-    stride: int = 1,
-) -> DecodeState:
-    """Samples more tokens until the cache is full, or ends early as `start_decode` does.
-
-    Args:
-      model, prompts, grammar, use_top_p, stride: as in `generate`.
-      shrink_at_W: as in `start_decode`.
-      state: the state to continue from; its buffers are donated.
-      prefix: the prefix cache of the prompts; not donated.
-
-    Returns:
-      The new state.
-    """
-    state = state._replace(cache=state.cache._replace(prefix=prefix))
-    decoder = model.merge()
-    state = _decode_loop(decoder, prompts, grammar, state, shrink_at_W, use_top_p, stride)
-    return _fix_layout(state, prefix)[0]
-
-
-def _fork(model: Any, prompts: Prompts, slots: int) -> DecodeState:
-    """Prefills the prompts and returns the state of their rows, which are empty."""
-    prefix, logits_BV = _prefill(model, prompts)
+    # 1. The hidden states of the tokens, and the keys and values of each prompt.
+    positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1])[None], ids_BL.shape)
+    last_B = prompts.length_B - 1
+    if kept is None:
+        # Padding is on the right, so plain causal attention hides it without a mask.
+        hidden_BLD, prefix = decoder(ids_BL, positions_BL, None, return_cache=True)
+    else:
+        positions_BL = positions_BL + kept.length_B[:, None]
+        key_BS = jnp.broadcast_to(jnp.arange(kept.size)[None], (len(ids_BL), kept.size))
+        mask_BLS = key_BS[:, None, :] <= positions_BL[:, :, None]
+        place = kept.cache(), kept.length_B, key_BS
+        hidden_BLD, prefix = decoder(ids_BL, positions_BL, mask_BLS, *place)
+        last_B = last_B - kept.length_B
+    # 2. The logits after the last token.
+    last_B11 = jnp.maximum(last_B, 0)[:, None, None]
+    logits_BV = decoder.logits(jnp.take_along_axis(hidden_BLD, last_B11, axis=1)[:, 0])
+    # 3. The rows.
     width, batch = prompts.sibling_BW.shape[1], prompts.sibling_BW.size
     is_strict = prompts.grammar_state_B is not None
-    return DecodeState(
+    state = DecodeState(
         t=jnp.int32(0),
-        cache=init_cache(model.config, batch, slots, prefix),
+        cache=init_cache(decoder.config, batch, slots),
         logits_BV=jnp.repeat(_stored(logits_BV, prompts.temperature_B), width, axis=0),
         # Rows of padding are done from the start, so they never delay the end of the loop.
         done_B=prompts.sibling_BW.reshape(-1) < 0,
@@ -267,18 +204,40 @@ def _fork(model: Any, prompts: Prompts, slots: int) -> DecodeState:
         grammar_state_B=jnp.repeat(prompts.grammar_state_B, width) if is_strict else None,
         removed_B=jnp.zeros(batch, jnp.float32) if is_strict else None,
     )
+    return _fix_layout(state, prefix)
 
 
-def _decode_loop(
-    model: Any,
+@in_order
+@functools.partial(jax.jit, static_argnames=("use_top_p", "stride"), donate_argnames=("state",))
+def decode(
+    model: SplitModel,
     prompts: Prompts,
     grammar: Grammar,
+    shrink_at_W: Array,
     state: DecodeState,
-    shrink_at_W: Array | None,
-    use_top_p: bool,
-    stride: int,
+    prefix: KVCache,
+    *,
+    use_top_p: bool = True,
+    stride: int = 1,
 ) -> DecodeState:
-    """Decodes until the cache is full, or few enough prompts are live (None: no row is)."""
+    """Samples tokens until the cache is full or enough rows are done.
+
+    Args:
+      model: a split `Decoder`.
+      prompts: the batch.
+      grammar: the constraints of all rows.
+      shrink_at_W: int32, per device, of the W that share the batch in equal parts: the loop ends
+        early when no device has more than this number of prompts with a live row.
+      state: the state to continue from; its buffers are donated.
+      prefix: the prefix cache of the prompts; not donated.
+      use_top_p: whether any row has a `top_p` below 1; False leaves the nucleus filter out.
+      stride: decode steps between checks for early stopping; it changes no result.
+
+    Returns:
+      The new state.
+    """
+    decoder = model.merge()
+    state = state._replace(cache=state.cache._replace(prefix=prefix))
     state = state._replace(logits_BV=rows_minor(state.logits_BV))
     slots, width = state.ids_BT.shape[1], prompts.seed_BW.shape[1]
     # 1. One entry per row: the prompt's parameters, and a key of (seed, sibling).
@@ -288,22 +247,21 @@ def _decode_loop(
     )
     # 2. The weights of each layer, cut out of their stack before the loop. XLA for GPUs fuses
     # narrow matmuls itself, and would concatenate their weights in every step.
-    layers = model.unstacked_layers(fuse=target_platform() == "gpu")
-    step = functools.partial(_decode_step, model, layers, rows, keys_B, grammar, use_top_p)
+    layers = decoder.unstacked_layers(fuse=target_platform() == "gpu")
+    step = functools.partial(_decode_step, decoder, layers, rows, keys_B, grammar, use_top_p)
 
     # 3. Decode `stride` tokens between two checks.
     def is_worth_continuing(s: DecodeState) -> Array:
-        if shrink_at_W is None:
-            return ~jnp.all(s.done_B)
         live_WN = jnp.any(~s.done_B.reshape(shrink_at_W.shape[0], -1, width), axis=-1)
         return jnp.any(jnp.sum(live_WN, axis=-1) > shrink_at_W)
 
     def decode_stride(s: DecodeState) -> DecodeState:
         return jax.lax.fori_loop(0, stride, lambda _, s: step(s), s)
 
-    return jax.lax.while_loop(
+    state = jax.lax.while_loop(
         lambda s: (s.t < slots) & is_worth_continuing(s), decode_stride, state
     )
+    return _fix_layout(state, prefix)[0]
 
 
 def _fix_layout(state: DecodeState, prefix: KVCache) -> tuple[DecodeState, KVCache]:
@@ -314,16 +272,6 @@ def _fix_layout(state: DecodeState, prefix: KVCache) -> tuple[DecodeState, KVCac
     logits_BV = constrain(state.logits_BV, ("batch", "vocab"))
     state, prefix = jax.tree.map(lambda x: constrain(x, names[x.ndim]), (state, prefix))
     return state._replace(logits_BV=logits_BV), prefix
-
-
-def _prefill(model: Any, prompts: Prompts) -> tuple[KVCache, Array]:
-    """Returns the cache of every prompt and the logits `[B, V]` after its last token."""
-    positions_BP = jnp.broadcast_to(jnp.arange(prompts.ids_BP.shape[1])[None], prompts.ids_BP.shape)
-    # Padding is on the right, so plain causal attention hides it without a mask.
-    hidden_BPD, cache = model(prompts.ids_BP, positions_BP, None, return_cache=True)
-    last_B = jnp.maximum(prompts.length_B - 1, 0)
-    last_BD = jnp.take_along_axis(hidden_BPD, last_B[:, None, None], axis=1)[:, 0]
-    return cache, model.logits(last_BD)
 
 
 def _decode_step(
@@ -340,27 +288,49 @@ def _decode_step(
     Nothing is written to rows that are done, nor past the end of the cache, which a stride that
     does not divide the cache size can reach.
     """
+    live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
     # 1. Sample a token per row among the allowed ones.
     scaled_BV = _loaded(s.logits_BV, rows.temperature_B)
-    scaled_BV = mask_padding(scaled_BV, padding_of(model.config))
-    logits_BV = mask_forbidden(grammar, scaled_BV, s.grammar_state_B, rows.limit_B - s.count_B)
+    scaled_BV = logits_BV = mask_padding(scaled_BV, padding_of(model.config))
+    if grammar.automaton is not None and s.grammar_state_B is not None:
+        allowed_BV = allowed_tokens(grammar.automaton, s.grammar_state_B, rows.limit_B - s.count_B)
+        logits_BV = mask_logits(scaled_BV, allowed_BV)
+    elif grammar.allowed_V is not None:
+        logits_BV = mask_logits(scaled_BV, grammar.allowed_V[None])
     top_p_B = rows.top_p_B if use_top_p else None
     ids_B, logps_B = sample_token(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
-    live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
-    count_B = s.count_B + live_B.astype(jnp.int32)
-    # 2. Find rows that end with this token.
-    is_stop_B, stop_state_B = check_stops(grammar, ids_B, s.stop_state_B)
-    states = (s.grammar_state_B, s.removed_B)
-    new_states = follow_grammar(grammar, scaled_BV, logits_BV, ids_B, states)
-    grammar_state_B, removed_B = where_live(live_B, new_states, states)
-    # 3. Run the model on the new tokens.
-    next_logits_BV, cache = _next_logits(model, layers, rows, s, ids_B)
-    # 4. Write the tokens of live rows.
+    # 2. Find rows that end with this token: a stop id, the end of a stop string, or the limit.
+    count_B, stop_state_B = s.count_B + live_B.astype(jnp.int32), s.stop_state_B
+    done_B = s.done_B | (count_B >= rows.limit_B)
+    done_B = done_B | jnp.any(ids_B[:, None] == grammar.stop_ids_S[None], axis=1)
+    if grammar.stop_SV is not None:
+        # The last column stands for the ids of a vocabulary that is padded beyond the tokenizer's.
+        last_column, last_state = grammar.stop_SV.shape[1] - 1, grammar.stop_SV.shape[0] - 1
+        stop_state_B = grammar.stop_SV[stop_state_B, jnp.minimum(ids_B, last_column)]
+        done_B = done_B | (stop_state_B == last_state)
+    # 3. Follow the automaton.
+    grammar_state_B, removed_B = s.grammar_state_B, s.removed_B
+    if grammar.automaton is not None and grammar_state_B is not None and removed_B is not None:
+        new_B = next_states(grammar.automaton, grammar_state_B, ids_B)
+        grammar_state_B = jnp.where(live_B, new_B, grammar_state_B)
+        removed_B = jnp.where(live_B, removed_B + removed_mass(scaled_BV, logits_BV), removed_B)
+    # 4. Run the model on the new tokens: slot `t` of the cache takes their keys and values.
+    hidden_BLD, cache = model(
+        ids_B[:, None],
+        (rows.length_B + s.t)[:, None],
+        VisibleKeys(rows.length_B, jnp.full_like(ids_B, s.t + 1)),
+        s.cache,
+        jnp.full_like(ids_B, s.t),
+        _key_positions(rows, s.cache),
+        layers=layers,
+    )
+    next_logits_BV = _stored(model.logits(hidden_BLD[:, 0]), rows.temperature_B)
+    # 5. Write the tokens of live rows.
     return DecodeState(
         t=s.t + 1,
         cache=cache,
-        logits_BV=rows_minor(_stored(next_logits_BV, rows.temperature_B)),
-        done_B=s.done_B | is_stop_B | (count_B >= rows.limit_B),
+        logits_BV=rows_minor(next_logits_BV),
+        done_B=done_B,
         ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
         count_B=count_B,
@@ -368,22 +338,6 @@ def _decode_step(
         grammar_state_B=grammar_state_B,
         removed_B=removed_B,
     )
-
-
-def _next_logits(
-    model: Any, layers: Any, rows: Prompts, s: DecodeState, ids_B: Array
-) -> tuple[Array, KVCache]:
-    """Runs the model on a token per row; slot `t` of the cache takes their keys and values."""
-    hidden_BLD, cache = model(
-        ids_B[:, None],
-        (rows.length_B + s.t)[:, None],
-        VisibleKeys(rows.length_B, jnp.full_like(ids_B, s.t + 1)),
-        s.cache,
-        jnp.full_like(ids_B, s.t),
-        _key_positions(rows, s.ids_BT.shape[1]),
-        layers=layers,
-    )
-    return model.logits(hidden_BLD[:, 0]), cache
 
 
 def _stored(logits_BV: Array, temperature_B: Array) -> Array:
@@ -412,73 +366,12 @@ def rows_minor(logits_BV: Array) -> Array:
     )
 
 
-def mask_forbidden(
-    grammar: Grammar, logits_BV: Array, grammar_state_B: Array | None, budget_B: Array
-) -> Array:
-    """Returns the logits with minus infinity at tokens that the grammar forbids.
-
-    Args:
-      grammar: the constraints of all rows.
-      logits_BV: float32 logits.
-      grammar_state_B: int32 states in the automaton of the grammar; None without one.
-      budget_B: int32, the tokens that each row may still have.
-    """
-    if grammar.automaton is not None:
-        assert grammar_state_B is not None, "prompts bring the states of their automaton"
-        return mask_logits(logits_BV, allowed_tokens(grammar.automaton, grammar_state_B, budget_B))
-    if grammar.allowed_V is not None:
-        return mask_logits(logits_BV, grammar.allowed_V[None])
-    return logits_BV
-
-
-def follow_grammar(
-    grammar: Grammar,
-    logits_BV: Array,
-    masked_BV: Array,
-    ids_B: Array,
-    states: GrammarState,
-) -> GrammarState:
-    """Returns the states of the automaton after one token per row; None stays None.
-
-    Args:
-      grammar: the constraints of all rows.
-      logits_BV: the logits without the mask.
-      masked_BV: the logits with the mask.
-      ids_B: the new tokens.
-      states: the states before the tokens.
-    """
-    if grammar.automaton is None:
-        return states
-    state_B, removed_B = states
-    assert state_B is not None and removed_B is not None, "a grammar's rows have states"
-    return (
-        next_states(grammar.automaton, state_B, ids_B),
-        removed_B + removed_mass(logits_BV, masked_BV),
-    )
-
-
-def where_live(live_B: Array, new: Any, old: Any) -> Any:
-    """Returns the new vectors for live rows and the old ones for the others."""
-    return jax.tree.map(lambda x, y: jnp.where(live_B, x, y), new, old)
-
-
-def check_stops(grammar: Grammar, ids_B: Array, stop_state_B: Array) -> tuple[Array, Array]:
-    """Returns which rows end with a new token, and the new states of the stop-string automaton."""
-    is_stop_B, stop_SV = (
-        jnp.any(ids_B[:, None] == grammar.stop_ids_S[None], axis=1),
-        grammar.stop_SV,
-    )
-    if stop_SV is not None:
-        # The last column stands for the ids of a vocabulary that is padded beyond the tokenizer's.
-        stop_state_B = stop_SV[stop_state_B, jnp.minimum(ids_B, stop_SV.shape[1] - 1)]
-        is_stop_B = is_stop_B | (stop_state_B == stop_SV.shape[0] - 1)
-    return is_stop_B, stop_state_B
-
-
-def _key_positions(rows: Prompts, slots: int) -> Array:
+def _key_positions(rows: Prompts, cache: KVCache) -> Array:
     """Returns the positions, int32 `[B, P + slots]`, of the keys of prompts and own tokens."""
-    length_B1, prompt_BP = rows.length_B[:, None], jnp.zeros_like(rows.ids_BP)
-    prompt_BP = prompt_BP + jnp.arange(prompt_BP.shape[1])[None]
+    assert cache.prefix is not None, "decode puts the cache of the prompts there"
+    prompt, slots = (keys.shape[2] for keys in (cache.prefix.k[0], cache.k[0]))
+    length_B1 = rows.length_B[:, None]
+    prompt_BP = jnp.zeros_like(length_B1) + jnp.arange(prompt)[None]
     return jnp.concatenate([prompt_BP, length_B1 + jnp.arange(slots)[None]], axis=1)
 
 

@@ -13,6 +13,7 @@ row. A short prompt may take a place that would otherwise be empty in a batch of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,10 +31,8 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 MIN_DECODE_ROWS = {"cpu": 16}
 MIN_DECODE_ROWS_ACCELERATOR = 256
 MIN_DECODE_ROWS_SMALL = 2  # of a model whose weights stay in the cache of a core
-# The fewest rows of a program that decodes, or tokens of one that prefills. A smaller one is hardly
-# faster on an accelerator, and an H100 compiles each of them for 5 to 13 seconds.
-FEWEST_ROWS = {"cpu": 1}
-FEWEST_ROWS_ACCELERATOR = 64
+# Tokens to run after kept ones: this number, doubled, up to half of a prompt.
+SHORTEST_REST = 32
 
 Draw = tuple[int, ...]  # numbers of the jobs that get the same rows
 
@@ -46,12 +45,14 @@ class Chunk(NamedTuple):
       length: the padded length of the prompts in tokens.
       size: the number of prompts, padding included.
       copies: draws per prompt, padding included; a power of two.
+      rest: the padded length of the tokens that have to be run.
     """
 
     prompts: list[list[Draw]]
     length: int
     size: int
     copies: int
+    rest: int
 
 
 def batch_jobs(
@@ -61,6 +62,7 @@ def batch_jobs(
     devices: int = 1,
     *,
     is_small: bool = False,
+    kept: Callable[[Sequence[int]], int] | None = None,
 ) -> list[Chunk]:
     """Groups jobs that can share a batch: equal grammar and stop strings.
 
@@ -70,13 +72,15 @@ def batch_jobs(
       shapes: the static shapes to pad to.
       devices: the number of devices that share a batch.
       is_small: whether the model uses one core of a CPU, see `small_programs.uses_one_core`.
+      kept: returns the first tokens of a prompt that are kept; None: no prompt has any.
 
     Raises:
       ValueError: a prompt exceeds the longest prompt length.
     """
-    groups: dict[JobGrammar, list[int]] = {}
+    rests = [0 if kept is None else _rest(job, kept(job.ids), shapes) for job in jobs]
+    groups: dict[tuple[JobGrammar, int], list[int]] = {}
     for i, job in enumerate(jobs):
-        groups.setdefault(job.grammar, []).append(i)
+        groups.setdefault((job.grammar, rests[i]), []).append(i)
     floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else decode_floor())
     chunks: list[Chunk] = []
     for key in sorted(groups):
@@ -84,7 +88,8 @@ def batch_jobs(
         draws = draws_by_prompt(jobs, groups[key])
         prompts = [(_padded(jobs[prompt[0][0]], shapes), prompt) for prompt in draws]
         prompts.sort(key=lambda prompt: prompt[0])
-        chunks += _cheapest(prompts, limit, width, shapes, devices, floor)
+        parts = _cheapest(prompts, limit, width, shapes, devices, floor)
+        chunks += [chunk._replace(rest=key[1] or chunk.length) for chunk in parts]
     return chunks
 
 
@@ -95,6 +100,23 @@ def _padded(job: SamplingJob, shapes: Shapes) -> int:
         longest = shapes.prompt_lengths[-1]
         raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
     return length
+
+
+def _rest(job: SamplingJob, kept: int, shapes: Shapes) -> int:
+    """Returns the padded number of tokens to run after kept ones; 0 to run the whole prompt."""
+    lengths, rest = rest_lengths(_padded(job, shapes)), len(job.ids) - kept
+    return next(n for n in lengths if n >= rest or not n) if kept else 0
+
+
+def rest_lengths(length: int) -> list[int]:
+    """Returns the padded numbers of tokens to run after kept ones, ascending, then 0.
+
+    Args:
+      length: the padded length of the prompt, of which at most half is run: else all of it is, for
+        which kernels are faster.
+    """
+    powers = (SHORTEST_REST << i for i in itertools.count())
+    return [*itertools.takewhile(lambda n: n <= length // 2, powers), 0]
 
 
 def draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
@@ -135,7 +157,7 @@ def _cheapest(
         }
         cost, batches = divide(lengths, costs)
         chunks = [
-            Chunk([draws for _, draws in parts[start:end]], lengths[end - 1], size, copies)
+            Chunk([draws for _, draws in parts[start:end]], lengths[end - 1], size, copies, 0)
             for start, end, size in batches
         ]
         options.append((cost, copies, chunks))
@@ -145,11 +167,6 @@ def _cheapest(
 def decode_floor() -> int:
     """Returns the number of tokens per device below which a program is not faster."""
     return MIN_DECODE_ROWS.get(target_platform(), MIN_DECODE_ROWS_ACCELERATOR)
-
-
-def fewest_rows() -> int:
-    """Returns the number of rows or tokens per device below which no program is compiled."""
-    return FEWEST_ROWS.get(target_platform(), FEWEST_ROWS_ACCELERATOR)
 
 
 def divide(
@@ -180,27 +197,22 @@ def divide(
 
 def pad_prompts(
     prompts: Sequence[Sequence[SamplingJob]],
-    length: int,
     batch: int,
     *,
     width: int = 1,
     copies: int = 1,
     automaton: TokenAutomaton | None = None,
 ) -> Prompts:
-    """Pads prompts to host arrays.
+    """Returns the keys of rows and the parameters of prompts, in host arrays.
 
     Args:
-      prompts: at most `batch` prompts of at most `length` tokens; each is a sequence of at most
-        `copies` jobs that differ in their seeds alone.
-      length: columns of `ids_BP`.
+      prompts: at most `batch` prompts; each is a sequence of at most `copies` jobs that differ in
+        their seeds alone.
       batch: prompts, padding included.
       width: siblings per job.
       copies: jobs per prompt, padding included.
       automaton: of the action regex of the jobs, on the host; None without one.
     """
-    ids = np.zeros((batch, length), np.int32)
-    for row, jobs in enumerate(prompts):
-        ids[row, : len(jobs[0].ids)] = jobs[0].ids
     seed_BW, sibling_BW = _row_keys(prompts, batch, copies, width)
 
     def column(values: Callable[[SamplingJob], Any], dtype: Any) -> np.ndarray:
@@ -209,7 +221,6 @@ def pad_prompts(
         return out
 
     return Prompts(
-        ids_BP=ids,
         length_B=column(lambda j: len(j.ids), np.int32),
         seed_BW=seed_BW,
         sibling_BW=sibling_BW,
@@ -220,6 +231,14 @@ def pad_prompts(
             None if automaton is None else column(lambda j: first_state(automaton, j), np.int32)
         ),
     )
+
+
+def pad_ids(prompts: Sequence[Any], batch: int, length: int) -> np.ndarray:
+    """Returns the tokens of prompts, padded on the right, int32 `[batch, length]`."""
+    ids_BL = np.zeros((batch, length), np.int32)
+    for row, ids in enumerate(prompts):
+        ids_BL[row, : len(ids)] = ids
+    return ids_BL
 
 
 def _row_keys(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from jax_ragrl.config.ranges import Count, Lengths, Natural
-from jax_ragrl.errors import UserError
-from jax_ragrl.sampling.batches import cache_sizes
+from jax_ragrl.sampling.decode import CHECK_STRIDE
 
+FIRST_CACHE = 128  # new tokens that a cache holds at first
 PROMPT_LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
 
@@ -70,10 +69,9 @@ class Row(NamedTuple):
 class Shapes:
     """The static shapes of sampling: one program is compiled per shape.
 
-    For each prompt length, batch size and power of two of equal prompts there is one program per
-    cache size up to `initial_cache_size`. A batch with a row that may need more tokens has one
-    program that starts, and at most one that continues for each size of the cache: 2048 new tokens
-    have the sizes 128, 256, 512, 1024, 2048.
+    Each prompt length, batch size and power of two of equal prompts has a program that runs prompts
+    and, for each size of the cache, one that decodes: 2048 new tokens have the sizes 128, 256, 512,
+    1024, 2048. A batch of which half or more is done continues in a smaller one.
 
     Fields:
       prompt_lengths: bucket sizes of prompts in tokens, ascending. A prompt may be padded to a
@@ -85,45 +83,16 @@ class Shapes:
       max_new_tokens: maximum of new tokens of any row.
       max_prompt_tokens: maximum of prompt tokens per device, padding included; the smallest batch
         is exempt.
-      initial_cache_size: new tokens that a cache holds at first, if a row may need as many; it
-        doubles up to `max_new_tokens`, rounded up to a multiple of 16 tokens. A batch of which
-        half or more is done continues in a smaller one.
-      copies: numbers of rows that one prompt may have in a batch, ascending from 1, if equal
-        prompts are computed once. The smallest batch may have any of them, whatever its number of
-        rows. Empty: powers of two, which waste few rows but need more programs.
-      decode_rows: rows per device that are decoded together in slots, which are refilled as rows
-        end (`sampling/engine.py`). 0: batches of prompts, which are not refilled but read a prompt
-        once for all of its rows.
-      slot_tokens: with `decode_rows`, the most tokens of all slots per device: while a long context
-        is decoded, there are fewer slots. 0: always `decode_rows`.
-      kept_contexts: with `decode_rows`, the room for contexts whose keys and values are kept from
-        round to round of a rollout, in contexts of the largest length per device. Shorter contexts,
-        and those that begin equally, take less of it. 0: as much room as all slots have.
+      kept_contexts: the room for contexts whose keys and values are kept from turn to turn, in
+        contexts of the largest length. Shorter contexts, and those that begin equally, take less of
+        it. 0, and if several devices share a batch: none are kept.
     """
 
     prompt_lengths: Lengths = PROMPT_LENGTHS
     batch_sizes: Lengths = (1, 4, 16, 64)
     max_new_tokens: Count = 64
     max_prompt_tokens: Count = 16384
-    initial_cache_size: Count = 128
-    copies: Lengths = ()
-    decode_rows: Natural = 0
-    slot_tokens: Natural = 0
     kept_contexts: Natural = 0
-
-    def __post_init__(self) -> None:
-        if self.copies and (self.copies[0] != 1 or sorted({*self.copies}) != [*self.copies]):
-            raise UserError(
-                f"shapes.copies is {self.copies}: give ascending numbers from 1, such as (1, 8), "
-                "or leave it empty"
-            )
-
-    @property
-    def contexts(self) -> int:
-        """The room for kept contexts per device, in contexts of the largest length."""
-        if self.kept_contexts or not self.slot_tokens:
-            return self.kept_contexts or self.decode_rows
-        return max(1, self.slot_tokens // self.longest)
 
     @property
     def longest(self) -> int:
@@ -133,13 +102,9 @@ class Shapes:
     def coarse(self, free: int) -> Shapes:
         """Returns the shapes without those that save no time over the next larger one.
 
-        With `decode_rows` all stay, because the sizes of slots have their own lower limits.
-
         Args:
           free: prompt tokens per device that take negligible time, see `runtime.free_work`.
         """
-        if self.decode_rows:
-            return self
         lengths, sizes = [self.prompt_lengths[-1]], [self.batch_sizes[-1]]
         for length in reversed(self.prompt_lengths[:-1]):
             next_size, size = (self.max_batch_size(n) for n in (lengths[0], length))
@@ -147,21 +112,18 @@ class Shapes:
             if size > next_size or next_size * lengths[0] > free:
                 lengths.insert(0, length)
         most_tokens = min(free, self.max_prompt_tokens)
-        rows = max(self.copies, default=1)  # per prompt; the smallest batch may have them
         for size in reversed(self.batch_sizes[:-1]):
-            tokens = sizes[0] * max(lengths[-1], rows * self.max_new_tokens)
-            if tokens > most_tokens:
+            if sizes[0] * max(lengths[-1], self.max_new_tokens) > most_tokens:
                 sizes.insert(0, size)
         return dataclasses.replace(self, prompt_lengths=tuple(lengths), batch_sizes=tuple(sizes))
 
     def copies_up_to(self, draws: int) -> Iterator[int]:
         """Yields the numbers of rows per prompt, up to the first one that holds `draws` rows."""
-        # Powers of two without end, unless the config lists the numbers.
-        numbers = iter(self.copies) if self.copies else map(lambda n: 1 << n, itertools.count())
-        for copies in numbers:
+        copies = 1
+        while copies < draws:
             yield copies
-            if copies >= draws:
-                return
+            copies *= 2
+        yield copies
 
     def bucket_length(self, tokens: int) -> int | None:
         """Returns the smallest prompt length that holds `tokens`; None if none does."""
@@ -181,13 +143,11 @@ class Shapes:
           devices: the number of devices that share the batch.
           copies: how many equal prompts each prompt of the batch stands for. More than 1 may allow
             no size, because a batch never has more rows than the largest batch without copies.
-            A number that `self.copies` lists always allows the smallest batch.
         """
         first, *larger = self.global_batch_sizes(devices)
         limit = self.max_prompt_tokens * devices
         fitting = [first, *(n for n in larger if n * length <= limit)]
-        # A number that a config lists must be of use: the smallest batch is exempt here, too.
-        rows = max(first * copies if self.copies else 0, first, *larger)
+        rows = max([first, *larger])
         return [n for n in fitting if copies == 1 or n * copies <= rows]
 
     def max_batch_size(self, length: int, devices: int = 1) -> int:
@@ -195,8 +155,16 @@ class Shapes:
         return self.batch_sizes_for(length, devices)[-1]
 
     def cache_sizes_for(self, limit: int) -> tuple[int, ...]:
-        """Returns the sizes that a cache takes until it holds `limit` new tokens."""
-        sizes = cache_sizes(self.max_new_tokens, self.initial_cache_size)
-        # Fewer tokens than the first size holds have a cache of a power of two of strides.
-        first = next((n for n in cache_sizes(sizes[0], 1) if limit <= n), sizes[0])
-        return (first, *(n for n, last in zip(sizes[1:], sizes, strict=False) if last < limit))
+        """Returns the sizes that a cache takes until it holds `limit` new tokens.
+
+        All are multiples of `CHECK_STRIDE`: a program that checks its rows at this interval never
+        runs past the end of its cache, and the kernel of a GPU can divide the cache into blocks of
+        keys (`prefix_attention.KEY_BLOCKS`).
+        """
+        sizes = [CHECK_STRIDE]
+        while sizes[-1] < min(limit, FIRST_CACHE):
+            sizes[-1] *= 2
+        while sizes[-1] < limit:
+            sizes.append(2 * sizes[-1])
+        largest = CHECK_STRIDE * -(-self.max_new_tokens // CHECK_STRIDE)
+        return tuple(min(n, largest) for n in sizes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
 
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_ahead import Program
@@ -14,13 +15,22 @@ from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.runtime.small_programs import start, uses_one_core
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
+from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Samples, check_stride
-from jax_ragrl.sampling.engine import SizedJob, SlotEngine
-from jax_ragrl.sampling.grouping import Chunk, Draw, batch_jobs, make_grammar, pad_prompts
+from jax_ragrl.sampling.grouping import (
+    Chunk,
+    Draw,
+    batch_jobs,
+    make_grammar,
+    pad_ids,
+    pad_prompts,
+    rest_lengths,
+)
 from jax_ragrl.sampling.jobs import Row as Row
 from jax_ragrl.sampling.jobs import SamplingJob as SamplingJob
 from jax_ragrl.sampling.jobs import Shapes as Shapes
+from jax_ragrl.sampling.pages import ContextCache
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 # For every job, its rows.
@@ -28,12 +38,15 @@ JobSamples = list[list[Row]]
 
 
 class JobSampler:
-    """Samples jobs of one model as its shapes say: in slots that are refilled, or in batches.
+    """Samples jobs of one model, in batches.
 
-    Slots keep the contexts of a call for the next call.
+    A job gets the same tokens whatever the other jobs are; jobs with equal prompts are computed
+    together, see `sampling.grouping`.
 
     Args:
-      model, tokenizer, shapes: as in `sample_jobs`.
+      model: a split decoder. If its parameters are on a mesh, batches are split over this mesh.
+      tokenizer: supplies the stop ids, and the masks of allowed tokens and stop strings.
+      shapes: the static shapes to pad to.
       counters: counts the work.
     """
 
@@ -44,29 +57,126 @@ class JobSampler:
         shapes: Shapes,
         counters: SamplingCounters | None = None,
     ) -> None:
-        self._of_model = model, tokenizer
-        self._shapes, self.counters = shapes, counters or SamplingCounters()
-        self._engine: SlotEngine | None = None
+        self._model, self._tokenizer, self._mesh = model, tokenizer, mesh_of(model.params)
+        # Shapes that are not worth a program on these devices are left out.
+        self._shapes = shapes.coarse(free_tokens(count_elements(model), self._mesh))
+        self._devices = data_parallel_size(self._mesh)
+        self._is_small = uses_one_core(model, self._mesh)
+        self.counters = counters or SamplingCounters()
+        # On several devices a conversation would have to stay on the device that keeps it.
+        room = self._shapes.kept_contexts * self._shapes.longest if self._devices == 1 else 0
+        self._contexts = ContextCache(model, room) if room else None
+        self._calls = 0
 
     def start(self, jobs: Sequence[SamplingJob], width: int) -> Callable[[], JobSamples]:
-        """Dispatches jobs; the returned function waits for the result of `sample_jobs`.
+        """Dispatches jobs to the devices, without waiting.
 
-        Slots do not start before that function is called.
+        Args:
+          jobs: the prompts; each must fit one of `shapes.prompt_lengths`.
+          width: siblings per job.
+
+        Returns:
+          A function that waits and returns for every job, in order, its `width` rows.
         """
-        if not self._shapes.decode_rows:
-            return start_jobs(*self._of_model, jobs, width, self._shapes, self.counters)
-        return functools.partial(self._slots().sample, jobs, width)
+        kept = None if self._contexts is None else self._contexts.kept_tokens
+        of_model = self._shapes, self._devices
+        chunks = batch_jobs(jobs, width, *of_model, is_small=self._is_small, kept=kept)
+        batches = (self._batch(jobs, chunk, width) for chunk in chunks)
+        in_flight: deque[tuple[PromptBatch, Finish]] = deque()
 
-    def stream(
-        self, jobs: Sequence[SizedJob], arrivals: Callable[[], Sequence[SizedJob]]
-    ) -> Iterator[tuple[int, list[Row]]]:
-        """Samples jobs and those that arrive meanwhile, in slots, see `SlotEngine.stream`."""
-        return self._slots().stream(jobs, arrivals)
+        def advance() -> None:
+            # A batch of several programs keeps its cache on the devices between them, so at most
+            # one such batch is in flight.
+            for batch in batches:
+                concurrently = batch.is_one_program and self._is_small
+                in_flight.append((batch, start(batch.start, concurrently=concurrently)))
+                if not batch.is_one_program:
+                    return
 
-    def _slots(self) -> SlotEngine:
-        if self._engine is None:
-            self._engine = SlotEngine(*self._of_model, self._shapes, self.counters)
-        return self._engine
+        advance()
+        self._calls += 1
+
+        def finish() -> JobSamples:
+            self._calls -= 1
+            results: dict[int, list[Row]] = {}
+            with progress("sample", "prompt", len(jobs)) as bar:
+                for chunk in chunks:
+                    batch, finish_batch = in_flight.popleft()
+                    parts = finish_batch()
+                    if not batch.is_one_program:
+                        advance()
+                    prompts = _rows_of(parts, chunk, width)
+                    for draws, rows in zip(chunk.prompts, prompts, strict=True):
+                        # Rows of padding have no tokens.
+                        self.counters.tokens += sum(len(row.ids) for row in rows)
+                        results |= _by_job(draws, rows, width)
+                    bar.update(len(results) - bar.done)
+            if self._contexts is not None and not self._calls:
+                self._contexts.index.release()
+            return [results[i] for i in range(len(jobs))]
+
+        return finish
+
+    def programs(
+        self, jobs: Sequence[SamplingJob], widths: Sequence[int], draws: int = 1
+    ) -> list[Program]:
+        """Returns the programs that sample jobs, the longest prompts first.
+
+        Args:
+          jobs: jobs that stand for all others with the same grammar, limit and nucleus; their
+            prompts are not read.
+          widths: siblings per job.
+          draws: how many jobs of a batch may have equal prompts.
+        """
+        shapes = self._shapes
+        chunks = [
+            Chunk([[(0,)]], length, size, copies, rest or length)
+            for length in reversed(shapes.prompt_lengths)
+            for copies in shapes.copies_up_to(draws)
+            for size in reversed(shapes.batch_sizes_for(length, self._devices, copies))
+            for rest in ([0] if self._contexts is None else rest_lengths(length)[::-1])
+        ]
+        programs = []
+        for chunk, width in itertools.product(chunks, widths):
+            # Jobs with different grammars begin with the same program.
+            batches: dict[Hashable, list[PromptBatch]] = {}
+            for job in jobs:
+                batch = self._batch([job._replace(ids=(0,))], chunk, width)
+                is_strict = batch.prompts.grammar_state_B is not None
+                batches.setdefault((batch.slots[0], is_strict), []).append(batch)
+            programs += [same[0].program(same) for same in batches.values()]
+        return programs
+
+    def _batch(self, jobs: Sequence[SamplingJob], chunk: Chunk, width: int) -> PromptBatch:
+        # Any job of a draw stands for all of them.
+        prompts = [[jobs[draw[0]] for draw in draws] for draws in chunk.prompts]
+        firsts = [prompt[0] for prompt in prompts]
+        # All jobs of a batch have the same grammar and stop strings, see `batch_jobs`.
+        regex = firsts[0].action_regex
+        automaton = self._tokenizer.automaton(regex) if regex else None
+        matches: list[list[int]] | None = None
+        rest = tokens = [np.array(job.ids, np.int32) for job in firsts]
+        if self._contexts is not None and chunk.rest < chunk.length:
+            matches = [self._contexts.index.match(ids) for ids in tokens]
+            rest = [ids[PAGE * len(m) :] for ids, m in zip(tokens, matches, strict=True)]
+        return PromptBatch(
+            model=self._model,
+            prompts=pad_prompts(
+                prompts, chunk.size, width=width, copies=chunk.copies, automaton=automaton
+            ),
+            ids_BL=pad_ids(rest, chunk.size, chunk.rest),
+            length=chunk.length,
+            grammar=make_grammar(self._tokenizer, firsts[0], automaton, self._mesh),
+            slots=self._shapes.cache_sizes_for(max(job.limit for job in firsts)),
+            sizes=tuple(n // self._devices for n in self._shapes.global_batch_sizes(self._devices)),
+            use_top_p=any(job.top_p < 1 for job in firsts),
+            stride=check_stride(),
+            mesh=self._mesh,
+            counters=self.counters,
+            contexts=self._contexts,
+            tokens=tokens,
+            matches=matches,
+        )
 
 
 def sample_jobs(
@@ -75,168 +185,15 @@ def sample_jobs(
     jobs: Sequence[SamplingJob],
     width: int,
     shapes: Shapes,
-    counters: SamplingCounters | None = None,
 ) -> JobSamples:
-    """Samples `width` continuations of every job and waits for them.
-
-    A job gets the same tokens whatever the other jobs are; jobs with equal prompts are computed
-    together, see `sampling.grouping`.
-
-    Args:
-      model: a split decoder. If its parameters are on a mesh, batches are split over this mesh.
-      tokenizer: supplies the stop ids, and the masks of allowed tokens and stop strings.
-      jobs: the prompts; each must fit one of `shapes.prompt_lengths`.
-      width: siblings per job.
-      shapes: the static shapes to pad to.
-      counters: counts the work.
-
-    Returns:
-      For every job, in order, its `width` rows.
-    """
-    return JobSampler(model, tokenizer, shapes, counters).start(jobs, width)()
-
-
-def start_jobs(
-    model: SplitModel,
-    tokenizer: ChatTokenizer,
-    jobs: Sequence[SamplingJob],
-    width: int,
-    shapes: Shapes,
-    counters: SamplingCounters | None = None,
-) -> Callable[[], JobSamples]:
-    """Dispatches the jobs to the devices, in batches, without waiting.
-
-    Args:
-      model, tokenizer, jobs, width, shapes, counters: as in `sample_jobs`.
-
-    Returns:
-      A function that waits and returns the result of `sample_jobs`.
-    """
-    work, shapes = counters or SamplingCounters(), _coarse(shapes, model)
-    chunks = _chunks(model, jobs, width, shapes)
-    batches = (_prompt_batch(model, tokenizer, jobs, c, width, shapes, work) for c in chunks)
-    in_flight: deque[tuple[PromptBatch, Finish]] = deque()
-
-    def advance() -> None:
-        # A batch of several programs keeps its cache on the devices between them, so at most one
-        # such batch is in flight.
-        for batch in batches:
-            in_flight.append((batch, _start(batch)))
-            if not batch.is_one_program:
-                return
-
-    advance()
-
-    def finish() -> JobSamples:
-        results: dict[int, list[Row]] = {}
-        with progress("sample", "prompt", len(jobs)) as bar:
-            for chunk in chunks:
-                batch, finish_batch = in_flight.popleft()
-                parts = finish_batch()
-                if not batch.is_one_program:
-                    advance()
-                for draws, rows in zip(chunk.prompts, _rows_of(parts, chunk, width), strict=True):
-                    # Rows of padding have no tokens.
-                    work.tokens += sum(len(row.ids) for row in rows)
-                    results |= _by_job(draws, rows, width)
-                bar.update(len(results) - bar.done)
-        return [results[i] for i in range(len(jobs))]
-
-    return finish
-
-
-def _chunks(
-    model: SplitModel, jobs: Sequence[SamplingJob], width: int, shapes: Shapes
-) -> list[Chunk]:
-    devices = data_parallel_size(mesh_of(model.params))
-    return batch_jobs(jobs, width, shapes, devices, is_small=_is_small(model))
-
-
-def _start(batch: PromptBatch) -> Finish:
-    """Dispatches the first program of a batch."""
-    return start(batch.start, concurrently=batch.is_one_program and _is_small(batch.model))
-
-
-def sampler_programs(
-    model: SplitModel,
-    tokenizer: ChatTokenizer,
-    jobs: Sequence[SamplingJob],
-    widths: Sequence[int],
-    shapes: Shapes,
-    draws: int = 1,
-) -> list[Program]:
-    """Returns the programs that sample jobs in batches, the longest prompts first.
-
-    Args:
-      model, tokenizer, shapes: as in `sample_jobs`; there are no slots.
-      jobs: jobs that stand for all others with the same grammar, limit and nucleus; their prompts
-        are not read.
-      widths: siblings per job.
-      draws: how many jobs of a batch may have equal prompts.
-    """
-    devices, work = data_parallel_size(mesh_of(model.params)), SamplingCounters()
-    shapes = _coarse(shapes, model)
-    chunks = [
-        Chunk([[(0,)]], length, size, copies)
-        for length in reversed(shapes.prompt_lengths)
-        for copies in shapes.copies_up_to(draws)
-        for size in reversed(shapes.batch_sizes_for(length, devices, copies))
-    ]
-    return [
-        program
-        for chunk, width, job in itertools.product(chunks, widths, jobs)
-        for program in _prompt_batch(
-            model, tokenizer, [job._replace(ids=(0,))], chunk, width, shapes, work
-        ).programs()
-    ]
-
-
-def _coarse(shapes: Shapes, model: SplitModel) -> Shapes:
-    """Returns the shapes that are worth a program on the devices of the model."""
-    return shapes.coarse(free_tokens(count_elements(model), mesh_of(model.params)))
-
-
-def _is_small(model: SplitModel) -> bool:
-    """Returns whether decoding with the model uses one core of a CPU."""
-    return uses_one_core(model, mesh_of(model.params))
+    """Samples `width` continuations of every job and waits for them, see `JobSampler`."""
+    return JobSampler(model, tokenizer, shapes).start(jobs, width)()
 
 
 def _by_job(draws: Sequence[Draw], rows: Sequence[Row], width: int) -> dict[int, list[Row]]:
     """Returns the rows of each job of a prompt."""
     parts = [[*rows[k : k + width]] for k in range(0, len(rows), width)]
     return {i: part for draw, part in zip(draws, parts, strict=False) for i in draw}
-
-
-def _prompt_batch(
-    model: SplitModel,
-    tokenizer: ChatTokenizer,
-    jobs: Sequence[SamplingJob],
-    chunk: Chunk,
-    width: int,
-    shapes: Shapes,
-    counters: SamplingCounters,
-) -> PromptBatch:
-    mesh = mesh_of(model.params)
-    devices = data_parallel_size(mesh)
-    # Any job of a draw stands for all of them.
-    prompts = [[jobs[draw[0]] for draw in draws] for draws in chunk.prompts]
-    firsts = [prompt[0] for prompt in prompts]
-    # All jobs of a batch have the same grammar and stop strings, see `batch_jobs`.
-    regex = firsts[0].action_regex
-    automaton = tokenizer.automaton(regex) if regex else None
-    return PromptBatch(
-        model=model,
-        prompts=pad_prompts(
-            prompts, chunk.length, chunk.size, width=width, copies=chunk.copies, automaton=automaton
-        ),
-        grammar=make_grammar(tokenizer, firsts[0], automaton, mesh),
-        slots=shapes.cache_sizes_for(max(job.limit for job in firsts)),
-        sizes=tuple(n // devices for n in shapes.global_batch_sizes(devices)),
-        use_top_p=any(job.top_p < 1 for job in firsts),
-        stride=check_stride(),
-        mesh=mesh,
-        counters=counters,
-    )
 
 
 def _rows_of(parts: Sequence[PartialSamples], chunk: Chunk, width: int) -> JobSamples:

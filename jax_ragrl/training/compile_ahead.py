@@ -13,8 +13,7 @@ from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.compile_ahead import Program, compile_programs
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.runtime.small_programs import count_cores
-from jax_ragrl.sampling.sampler import sampler_programs
-from jax_ragrl.sampling.slot_programs import slot_programs
+from jax_ragrl.sampling.sampler import JobSampler
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 
@@ -66,8 +65,6 @@ def _programs_that_sample(
     roles = [*recipe.system.roles.values(), *recipe.evaluation_system.roles.values()]
     # Equal jobs share their programs.
     jobs = [*dict.fromkeys(job_of_role(r, shapes) for r in roles if r.policy == name)]
-    if shapes.decode_rows:
-        return slot_programs(model, tokenizer, jobs, shapes)
     # An evaluation and a forced beginning sample one action.
     widths = sorted({1, recipe.width}, reverse=True)
-    return sampler_programs(model, tokenizer, jobs, widths, shapes, draws=recipe.rollouts)
+    return JobSampler(model, tokenizer, shapes).programs(jobs, widths, draws=recipe.rollouts)

@@ -40,13 +40,10 @@ def test_a_conversation_grows_by_a_reply_and_an_observation_per_turn():
     decoder = Decoder(published_config("tiny"), rngs=nnx.Rngs(0))
     model = for_sampling({"policy": decoder})["policy"]
     vocabulary = decoder.config.vocab_size
-    in_batches, in_slots = (
-        roll_out(dataclasses.replace(TURNS, decode_rows=n), model, vocabulary) for n in (0, 4)
-    )
-    assert [len(job.ids) for job in in_batches] == [42] * 3
-    assert in_batches == in_slots
-    assert in_batches[0].ids[:16] == TURNS.jobs(vocabulary)[0].ids
-    assert [*in_batches[1].ids[24:29]] == TURNS.observations(vocabulary)[0][1]
+    jobs = roll_out(TURNS, model, vocabulary)
+    assert [len(job.ids) for job in jobs] == [42] * 3
+    assert jobs[0].ids[:16] == TURNS.jobs(vocabulary)[0].ids
+    assert [*jobs[1].ids[24:29]] == TURNS.observations(vocabulary)[0][1]
 
 
 def test_turns_of_unequal_length_are_refused():

@@ -205,11 +205,11 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
     changes = (
         "--config.recipe.system.max_plan_steps=0",
         "--config.recipe.system.top_k=3",
-        "--config.shapes.initial_cache_size=64",
+        "--config.shapes.max_prompt_tokens=64",
     )
     system, sampler = load_run_system(RunCheckpoint(run), changes)
     assert set(system.roles) == {"analysis", "rewrite"} and system.top_k == 3
-    assert sampler.shapes.initial_cache_size == 64
+    assert sampler.shapes.max_prompt_tokens == 64
     models = load_run_system(RunCheckpoint(run))[1].models
     for name in system.roles:
         modified, original = sampler.models[name].params, models[name].params

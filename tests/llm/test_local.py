@@ -54,8 +54,7 @@ def test_a_limit_of_replies_is_below_that_of_requests():
     assert reply.completion_tokens <= 3
 
 
-def test_a_frozen_model_keeps_no_contexts_beyond_those_in_its_slots():
-    """Each call has new slots, and its prompts are unrelated."""
-    shapes = Shapes((64,), (2,), max_new_tokens=8, decode_rows=4, kept_contexts=256)
-    llm = load_llm(LocalLLMConfig("tiny"), None, "", shapes)
-    assert llm._shapes.decode_rows == llm._shapes.contexts == 4
+def test_a_frozen_model_keeps_no_contexts():
+    """Its prompts continue no conversation."""
+    shapes = Shapes((64,), (2,), max_new_tokens=8, kept_contexts=256)
+    assert load_llm(LocalLLMConfig("tiny"), None, "", shapes)._shapes.kept_contexts == 0

@@ -58,7 +58,6 @@ def decode_program(
         batch_sizes=(prompts,),
         max_new_tokens=NEW,
         max_prompt_tokens=prompts * length,
-        initial_cache_size=NEW,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "compile_program", keep)

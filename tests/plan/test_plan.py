@@ -33,7 +33,6 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
 from jax_ragrl.plan.abstract_arrays import compile_program
-from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.other_models import OtherModels, count_other_models
 from jax_ragrl.plan.policies import (
     PlannedPolicy,
@@ -43,7 +42,6 @@ from jax_ragrl.plan.policies import (
     state_bytes,
 )
 from jax_ragrl.plan.sampling import count_sampling
-from jax_ragrl.plan.slots import count_slot_programs
 from jax_ragrl.retrieval.exact import BLOCK, STREAM
 from jax_ragrl.retrieval.kinds import PipelineIndex, VectorIndex
 from jax_ragrl.runtime.sharding import make_mesh
@@ -103,8 +101,9 @@ def test_a_rollout_copies_weights_and_caches_all_siblings():
     assert more["temporary_bytes"] - one["temporary_bytes"] > caches
 
 
-def test_a_growing_cache_is_counted_at_its_full_size():
-    shapes = dataclasses.replace(RUN.shapes, max_new_tokens=32, initial_cache_size=16)
+def test_a_growing_cache_is_counted_at_its_full_size(monkeypatch):
+    monkeypatch.setattr("jax_ragrl.sampling.jobs.FIRST_CACHE", 16)
+    shapes = dataclasses.replace(RUN.shapes, max_new_tokens=32)
     result = plan(dataclasses.replace(RUN, shapes=shapes, width=64), SMALL, jax.devices())
     slot = 64 * 2 * 2 * 2 * 8 * 2  # siblings of two prompts; bfloat16 keys and values
     # A batch that has started (16 slots) exists next to a full one (32).
@@ -381,26 +380,16 @@ def test_the_batch_with_the_largest_cache_is_counted():
     assert result["sampling"]["prompts"] == [64, 32]
 
 
-def test_slots_are_counted_with_their_contexts():
-    shapes = dataclasses.replace(RUN.shapes, decode_rows=4, kept_contexts=6)
-    batches, slots = (
-        count_sampling(s, SMALL, make_mesh((1, 8, 1), jax.devices())) for s in (RUN.shapes, shapes)
-    )
-    assert slots["prompts"] == [8 * 4, 64]  # 32 prompt tokens and 8 new ones
-    row = (
-        SMALL.num_layers
-        * 2
-        * SMALL.num_kv_heads
-        * SMALL.head_dim
-        * 64
-        * np.dtype(SMALL.dtype).itemsize
-    )
-    assert slots["begun_bytes"] == (6 * 3 + 1) * row // 4  # three pages of 16 tokens each
-    assert 4 * row < slots["temporary_bytes"] < 100 * row
-    assert slots["decode_step"]["flops"] == 4 * (layers_flops(SMALL, 64) + head_flops(SMALL))
-    assert batches.keys() == slots.keys()
-    # Contexts of 64 tokens: 4 slots; first and later chunks of 16 x 1 and 16 x 4 tokens.
-    assert count_slot_programs(shapes) == 1 + 2 * 2
+def test_kept_contexts_are_counted_for_one_device():
+    shapes = dataclasses.replace(RUN.shapes, kept_contexts=6)
+    meshes = one_device_mesh(), make_mesh((1, 8, 1), jax.devices())
+    added = [
+        count_sampling(shapes, SMALL, mesh)["begun_bytes"]
+        - count_sampling(RUN.shapes, SMALL, mesh)["begun_bytes"]
+        for mesh in meshes
+    ]
+    token = 2 * SMALL.num_layers * SMALL.num_kv_heads * SMALL.head_dim
+    assert added == [6 * 40 * token * np.dtype(SMALL.dtype).itemsize, 0]
 
 
 BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
@@ -461,29 +450,6 @@ def test_a_language_model_is_whole_on_every_device_of_a_batch(model_folders, mon
     assert result.permanent_bytes == plain + int8
     assert result.generation_bytes == result.sections["llm"]["temporary_bytes"] > 0
     assert result.uncounted_models == ["judge: copies of its int8 weights in the compute dtype"]
-
-
-def test_a_language_model_in_slots_is_counted_with_the_contexts_that_fill_them(
-    model_folders, monkeypatch
-):
-    """No other contexts are kept, as in `load_llm`."""
-    contexts = []
-
-    def count(shapes, *_, **__):
-        contexts.append(shapes.contexts)
-        facts = {"temporary_bytes": 100, "begun_bytes": 10}
-        return facts | {"prompts": [4, 64], "compile_s": 1.0}
-
-    monkeypatch.setattr("jax_ragrl.plan.other_models.count_sampling", count)
-    models = {"llm": LocalLLMConfig(str(model_folders / "llm"))}
-    shapes = dataclasses.replace(RUN.shapes, kept_contexts=256)
-    temporary = [
-        count_other_models(
-            VectorIndex(), models, dataclasses.replace(shapes, decode_rows=rows), one_device_mesh()
-        ).sections["llm"]["temporary_bytes"]
-        for rows in (0, 4)
-    ]
-    assert temporary == [100, 110] and contexts == [0, 4]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import subprocess
@@ -197,7 +196,7 @@ def test_samplers_and_updates_name_their_shapes(monkeypatch):
     shapes = Shapes(prompt_lengths=(16,), batch_sizes=(4,), max_new_tokens=40)
     jobs = [SamplingJob((5, 6), seed, 1.0, 1.0, 20) for seed in range(2)]
     sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs, 3, shapes)
-    shapes = dataclasses.replace(shapes, initial_cache_size=16)
+    monkeypatch.setattr("jax_ragrl.sampling.jobs.FIRST_CACHE", 16)
     sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs[:1], 1, shapes)
     # What else makes another program of one shape is named too.
     kinds = [{"top_p": 0.5}, {"allowed_token_regex": "[a-z]+"}, {"stop_strings": ("a",)}]
@@ -206,9 +205,11 @@ def test_samplers_and_updates_name_their_shapes(monkeypatch):
         sample_jobs(split_policy(), tokenizer(), [job], 1, shapes)
     names = [line.rpartition(": ")[0] for line in lines]
     assert names == [
+        "compiled prefill 4 x 16, width 3 + 32",
         "compiled sampler 4 x 16 + 32, width 3",
+        "compiled prefill 4 x 16, width 1 + 16",
         "compiled sampler 4 x 16 + 16, width 1",
-        "compiled sampler 4 x 16 + 32, width 1, continued",
+        "compiled sampler 4 x 16 + 32, width 1",
         "compiled sampler 4 x 16 + 16, width 1, top-p",
         "compiled sampler 4 x 16 + 16, width 1, token mask",
         "compiled sampler 4 x 16 + 16, width 1, 32 stop states",

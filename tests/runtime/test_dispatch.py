@@ -17,7 +17,7 @@ from jax_ragrl.runtime.dispatch import OrderedProgram, in_order
 
 # The modules whose programs run on a mesh during rollouts and updates.
 MODULES = (
-    *("sampling.slots", "sampling.batches", "sampling.decode", "learner.gradients"),
+    *("sampling.batches", "sampling.decode", "learner.gradients"),
     *("learner.dpo", "learner.targets", "learner.checksum", "retrieval.exact"),
     *("models.encoder", "models.cross_encoder"),
 )

@@ -10,7 +10,7 @@ from jax_ragrl.models import text_batches
 from jax_ragrl.runtime import free_work
 from jax_ragrl.runtime.free_work import free_tokens
 from jax_ragrl.sampling.grouping import batch_jobs
-from jax_ragrl.sampling.sampler import Shapes, sample_jobs, sampler_programs
+from jax_ragrl.sampling.sampler import JobSampler, Shapes, sample_jobs
 from tests.learner.bigram import GRPO, GRPO_ADAM, bigram
 from tests.sampling.test_sampler import SHAPES, jobs_of
 from tests.tiny import split_policy, tokenizer
@@ -18,7 +18,6 @@ from tests.tiny import split_policy, tokenizer
 REAL = Shapes(
     prompt_lengths=(256, 384, 512, 640, 1024),
     batch_sizes=(4, 16),
-    copies=(1, 8),
     max_new_tokens=16,
 )
 
@@ -44,8 +43,8 @@ def test_no_work_of_a_cpu_is_negligible(monkeypatch):
         (REAL, 29_600, (1024,), (16,)),
         # A shorter length stays if it allows larger batches.
         (Shapes(), 10**9, (256, 1024, 4096), (4, 16, 64)),
-        # 16 prompts with 8 rows of 128 new tokens are more.
-        (Shapes((64, 128), (4, 16), max_new_tokens=128, copies=(1, 8)), 2048, (128,), (4, 16)),
+        # 16 prompts with 256 new tokens are more.
+        (Shapes((64, 128), (4, 16), max_new_tokens=256), 2048, (128,), (4, 16)),
     ],
 )
 def test_shapes_stay_if_they_save_time(shapes, free, lengths, sizes):
@@ -66,8 +65,8 @@ def test_a_sampler_with_fewer_programs_samples_the_same_tokens(like_an_accelerat
     chunks = batch_jobs(jobs, 2, SHAPES)
     assert {chunk.length for chunk in chunks} == {16, 32, 64}
     model = split_policy()
-    programs = sampler_programs(model, tokenizer(), jobs[:1], (2,), SHAPES)
-    assert [program.name for program in programs] == ["sampler 8 x 64 + 16, width 2"]
+    programs = JobSampler(model, tokenizer(), SHAPES).programs(jobs[:1], (2,))
+    assert [program.name for program in programs] == ["prefill 8 x 64, width 2 + 16"]
     coarse = sample_jobs(model, tokenizer(), jobs, 2, SHAPES)
     free_work.FREE_FLOPS["cpu"] = 0.0
     fine = sample_jobs(model, tokenizer(), jobs, 2, SHAPES)

@@ -97,15 +97,14 @@ def test_scorer_and_sampler_agree_after_an_observation(heat, as_chat_turns):
     assert_agree(forest, minibatches, scores(minibatches, heat))
 
 
-@pytest.mark.parametrize("decode_rows", [0, 4])
 @pytest.mark.parametrize("regex", ["", "[0-9]"])
-def test_padding_of_a_vocabulary_is_neither_sampled_nor_scored(decode_rows, regex):
+def test_padding_of_a_vocabulary_is_neither_sampled_nor_scored(regex):
     """The model has 512 rows, of which the tokenizer uses 300: without a mask, many of the sampled
     ids would be padding."""
     config = dataclasses.replace(split_policy().merge().config, vocab_size=512)
     padded = dataclasses.replace(config, num_tokens=len(tokenizer()))
     model = SplitModel.from_model(Decoder(padded, rngs=nnx.Rngs(0)))
-    shapes = Shapes((32,), batch_sizes=(4,), max_new_tokens=WIDTH, decode_rows=decode_rows)
+    shapes = Shapes((32,), batch_sizes=(4,), max_new_tokens=WIDTH)
     role = Role("planner", ParsedAction, Sampling(1.0, 1.0, WIDTH), allowed_token_regex=regex)
     requests = [ActionRequest(role, (Message("user", "go"),), Branching(8), s) for s in range(4)]
     samples = PolicySampler({"policy": model}, tokenizer(), shapes).sample(requests)

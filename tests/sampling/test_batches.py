@@ -14,15 +14,21 @@ from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.prefix_attention import KEY_BLOCKS
 from jax_ragrl.runtime.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.sampling import batches, sampler
-from jax_ragrl.sampling.batches import PromptBatch, cache_sizes
-from jax_ragrl.sampling.decode import Grammar, Samples, continue_decode, start_decode
+from jax_ragrl.sampling import jobs as jobs_module
+from jax_ragrl.sampling.batches import PromptBatch
+from jax_ragrl.sampling.decode import Grammar, Samples, decode, start_decode
 from jax_ragrl.sampling.grouping import pad_prompts
-from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs, start_jobs
+from jax_ragrl.sampling.sampler import JobSampler, SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 from tests.tiny import split_policy, tokenizer
 
-SHAPES = Shapes(prompt_lengths=(16,), batch_sizes=(1, 4), max_new_tokens=32, initial_cache_size=16)
-ONE_PROGRAM = dataclasses.replace(SHAPES, initial_cache_size=32)
+SHAPES = Shapes(prompt_lengths=(16,), batch_sizes=(1, 4), max_new_tokens=32)
+
+
+@pytest.fixture(autouse=True)
+def first_cache(monkeypatch):
+    """Caches of 16 tokens, then of 32."""
+    monkeypatch.setattr(jobs_module, "FIRST_CACHE", 16)
 
 
 def jobs_of(limits: list[int], top_p: float = 1.0, regex: str = "", stops=()) -> list[SamplingJob]:
@@ -34,14 +40,12 @@ def jobs_of(limits: list[int], top_p: float = 1.0, regex: str = "", stops=()) ->
     ]
 
 
-def test_a_cache_doubles_until_it_holds_every_row():
-    assert cache_sizes(2048, 128) == (128, 256, 512, 1024, 2048)
-    assert cache_sizes(300, 100) == (112, 224, 304)  # multiples of the stride between checks, 16
-    assert cache_sizes(128, 128) == (128,) and cache_sizes(64, 128) == (64,)
-    assert cache_sizes(40, 0) == (16, 32, 48)
-    shapes = Shapes(max_new_tokens=2048)
-    largest = {limit: shapes.cache_sizes_for(limit)[-1] for limit in (1, 128, 129, 1000, 2048)}
-    assert largest == {1: 16, 128: 128, 129: 256, 1000: 1024, 2048: 2048}
+def test_a_cache_doubles_until_it_holds_every_row(monkeypatch):
+    monkeypatch.setattr(jobs_module, "FIRST_CACHE", 128)
+    assert Shapes(max_new_tokens=2048).cache_sizes_for(2048) == (128, 256, 512, 1024, 2048)
+    assert Shapes(max_new_tokens=300).cache_sizes_for(300) == (128, 256, 304)
+    largest = {n: Shapes(max_new_tokens=2048).cache_sizes_for(n)[-1] for n in (1, 128, 129, 1000)}
+    assert largest == {1: 16, 128: 128, 129: 256, 1000: 1024}
 
 
 @pytest.mark.parametrize(
@@ -54,24 +58,20 @@ def test_a_cache_doubles_until_it_holds_every_row():
 )
 def test_several_programs_sample_the_tokens_of_one(width, mesh_shape, options, monkeypatch):
     """Three prompts in a batch of four, and thirteen over four devices: some rows are padding."""
-    calls: list[int] = []
-    monkeypatch.setattr(
-        batches, "continue_decode", lambda *a, **k: calls.append(1) or continue_decode(*a, **k)
-    )
     jobs, model = jobs_of([30, 3, 18], **options), split_policy()
     if mesh_shape:
         mesh = make_mesh(mesh_shape, jax.devices()[:4])
         decoder = init_sharded(model.merge().config, mesh, nnx.Rngs(0))
         model = for_sampling({"policy": decoder})["policy"]
         jobs = jobs_of([3, 30, 17, 5, 2, 9, 20, 1, 4, 3, 2, 3, 8], **options)
-    expected, actual = (
-        sample_jobs(model, tokenizer(), jobs, width, shapes) for shapes in (ONE_PROGRAM, SHAPES)
-    )
+    actual = sample_jobs(model, tokenizer(), jobs, width, SHAPES)
+    monkeypatch.setattr(jobs_module, "FIRST_CACHE", 32)
+    expected = sample_jobs(model, tokenizer(), jobs, width, SHAPES)
     for rows, others in zip(actual, expected, strict=True):
         assert [row.ids for row in rows] == [row.ids for row in others]
         for (_, logps, _), (_, other, _) in zip(rows, others, strict=True):
             np.testing.assert_allclose(logps, other, atol=1e-5)
-    assert calls and max(len(row.ids) for rows in actual for row in rows) > 16
+    assert max(len(row.ids) for rows in actual for row in rows) > 16
 
 
 def test_a_batch_continues_with_live_prompts_and_needed_slots(monkeypatch):
@@ -80,10 +80,10 @@ def test_a_batch_continues_with_live_prompts_and_needed_slots(monkeypatch):
     def spy(*args, **options):
         state = args[4]
         calls.append((*state.ids_BT.shape, int(state.t)))
-        return continue_decode(*args, **options)
+        return decode(*args, **options)
 
-    monkeypatch.setattr(batches, "continue_decode", spy)
-    programs = (start_decode, continue_decode, batches._take, batches._grow)
+    monkeypatch.setattr(batches, "decode", spy)
+    programs = (start_decode, decode, batches.resize)
     shapes = dataclasses.replace(SHAPES, batch_sizes=(1, 2, 4))
     jobs = jobs_of([3, 30, 5, 20])
     for seed in (0, 9):
@@ -92,7 +92,7 @@ def test_a_batch_continues_with_live_prompts_and_needed_slots(monkeypatch):
         samples = sample_jobs(split_policy(), PLAIN_TOKENIZER, reseeded, 3, shapes)
         assert [[len(row.ids) for row in rows] for rows in samples] == [[j.limit] * 3 for j in jobs]
     # Rows, slots and tokens so far: four prompts of three siblings shrink to two, then to one.
-    assert calls == 2 * [(6, 16, 5), (6, 32, 16), (3, 32, 20)]
+    assert calls == 2 * [(12, 16, 0), (6, 16, 5), (6, 32, 16), (3, 32, 20)]
     assert counts == [f._cache_size() for f in programs]
 
 
@@ -100,7 +100,9 @@ def batch_over(devices: int, count: int) -> PromptBatch:
     """A batch of eight prompts, `count` of them real, that is never decoded."""
     return PromptBatch(
         model=None,
-        prompts=pad_prompts([[job] for job in jobs_of([30] * count)], 16, 8),
+        prompts=pad_prompts([[job] for job in jobs_of([30] * count)], 8),
+        ids_BL=np.zeros((8, 16), np.int32),
+        length=16,
         grammar=None,
         slots=(16, 32),
         sizes=(1, 2, 4),
@@ -115,6 +117,7 @@ def test_each_device_gets_its_share_of_the_padding(monkeypatch):
     monkeypatch.setattr(
         batches, "start_decode", lambda *a, **k: prompts.append(a[1]) or (None, None)
     )
+    monkeypatch.setattr(PromptBatch, "_decode", lambda *_: None)
     batch = dataclasses.replace(batch_over(4, count=5), grammar=Grammar(np.zeros(1, np.int32)))
     batch.start()
     real_B = jax.device_get(prompts[0].length_B) > 0
@@ -133,12 +136,13 @@ def test_a_batch_shrinks_to_hold_the_live_prompts_of_every_device():
 
 def test_taking_prompts_keeps_their_rows_and_frees_the_input():
     x_R, keep_WN = jax.device_put((np.arange(8), np.array([[2, 0]], np.int32)))
-    assert jax.device_get(batches.take_prompts([x_R], keep_WN, 4)[0]).tolist() == [4, 5, 0, 1]
+    (taken_R,) = batches.resize_all([x_R], keep_WN=keep_WN, count=4)
+    assert jax.device_get(taken_R).tolist() == [4, 5, 0, 1]
     assert x_R.is_deleted()
 
 
-@pytest.mark.parametrize("slots, in_flight", [(16, 1), (32, 3)])
-def test_one_batch_at_a_time_keeps_its_cache(slots, in_flight, monkeypatch):
+@pytest.mark.parametrize("first, in_flight", [(16, 1), (32, 3)])
+def test_one_batch_at_a_time_keeps_its_cache(first, in_flight, monkeypatch):
     starts, ends = [], []
 
     def start(batch: PromptBatch):
@@ -148,8 +152,8 @@ def test_one_batch_at_a_time_keeps_its_cache(slots, in_flight, monkeypatch):
         return lambda: ends.append(number) or [(np.arange(4), rows)]
 
     monkeypatch.setattr(sampler.PromptBatch, "start", start)
-    shapes = dataclasses.replace(SHAPES, initial_cache_size=slots)
-    finish = start_jobs(split_policy(), PLAIN_TOKENIZER, jobs_of([30] * 11), 1, shapes)
+    monkeypatch.setattr(jobs_module, "FIRST_CACHE", first)
+    finish = JobSampler(split_policy(), PLAIN_TOKENIZER, SHAPES).start(jobs_of([30] * 11), 1)
     assert len(starts) == in_flight
     assert [row.ids for rows in finish() for row in rows] == [((i + 1) // 4,) for i in range(11)]
     assert starts == ([0, 1, 2] if in_flight == 1 else [0, 0, 0]) and ends == [0, 1, 2]
@@ -182,16 +186,17 @@ def test_continuing_gathers_nothing_and_updates_the_cache_in_place():
     model = for_sampling({"policy": decoder})["policy"]
     with jax.set_mesh(mesh):
         jobs = [[job] for job in jobs_of([9] * 8)]
-        prompts = shard_batch(pad_prompts(jobs, 16, 8, width=2), mesh)
+        host = pad_prompts(jobs, 8, width=2), np.zeros((8, 16), np.int32)
+        prompts, ids_BL = shard_batch(host, mesh)
         args = (model, prompts, Grammar(replicate(np.array([1], np.int32), mesh)))
         shrink_at_W, keep_WN = replicate((np.zeros(4, np.int32), np.zeros((4, 1), np.int32)), mesh)
-        state, prefix = start_decode(*args, shrink_at_W, slots=4)
-        lowered = continue_decode.lower(*args, shrink_at_W, state, prefix)
+        state, prefix = start_decode(model, prompts, ids_BL, slots=4)
+        lowered = decode.lower(*args, shrink_at_W, state, prefix)
         program = lowered.compile({"xla_backend_optimization_level": 0})
         keys = state.cache.k[0]
-        take = batches._take.lower(keys, keep_WN, 2, keys.sharding).compile()
+        take = batches.resize.lower(keys, keys.sharding, keep_WN, count=2).compile()
         texts = [program.as_text(), take.as_text()]
-        after = continue_decode(*args, shrink_at_W, state, prefix)
+        after = decode(*args, shrink_at_W, state, prefix)
     assert "while(" in texts[0] and not any("all-gather" in text for text in texts)
     assert "all-reduce" not in texts[1] and "collective" not in texts[1]
     same = jax.tree.map(lambda x, y: x.sharding == y.sharding, state, after)

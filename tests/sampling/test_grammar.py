@@ -33,8 +33,7 @@ ROLES = [
     Role(name, ParsedAction, Sampling(HEAT, 1.0, LIMIT), action_regex=regex, strict=True)
     for name, regex in REGEXES.items()
 ]
-# Caches of 16, 32 and 40 tokens, and batches that shrink from 8 prompts to 2.
-SHAPES = Shapes((16,), (2, 8), max_new_tokens=LIMIT, initial_cache_size=16)
+SHAPES = Shapes((16,), (2, 8), max_new_tokens=LIMIT)
 LAYOUT = Layout(row_lengths=(64, 256), tokens_per_device=512)
 
 

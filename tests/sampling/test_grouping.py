@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jax_ragrl.cli.main import CONFIGS
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.schema import build
 from jax_ragrl.models.decoder import init_sharded
 from jax_ragrl.runtime.sharding import make_mesh
-from jax_ragrl.sampling import decode, grouping, sampler
+from jax_ragrl.sampling import grouping, sampler
+from jax_ragrl.sampling import jobs as jobs_module
 from jax_ragrl.sampling.grouping import batch_jobs, divide, pad_prompts
 from jax_ragrl.sampling.sampler import JobSamples, SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
@@ -47,9 +51,8 @@ def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
 def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, new, monkeypatch):
     """With unequal counts some rows are padding; a cache of 16 slots grows to 32."""
     monkeypatch.setattr(sampler, "uses_one_core", lambda *_: False)  # rows of padding cost nothing
-    shapes = SHAPES
-    if new == 24:
-        shapes = dataclasses.replace(SHAPES, max_new_tokens=24, initial_cache_size=16)
+    monkeypatch.setattr(jobs_module, "FIRST_CACHE", 16)
+    shapes = dataclasses.replace(SHAPES, max_new_tokens=new)
     jobs = jobs_of(counts, limit=shapes.max_new_tokens, top_p=0.9)
     expected = apart(jobs, width, shapes=shapes)
     prompts = []
@@ -64,11 +67,12 @@ def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, new, m
 
 
 @pytest.mark.slow
-def test_merged_prompts_over_four_devices_sample_the_tokens_of_separate_ones():
+def test_merged_prompts_over_four_devices_sample_the_tokens_of_separate_ones(monkeypatch):
+    monkeypatch.setattr(jobs_module, "FIRST_CACHE", 16)
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])
     decoder = init_sharded(split_policy().merge().config, mesh, nnx.Rngs(0))
     model = for_sampling({"policy": decoder})["policy"]
-    shapes = dataclasses.replace(SHAPES, max_new_tokens=24, initial_cache_size=16)
+    shapes = dataclasses.replace(SHAPES, max_new_tokens=24)
     jobs = jobs_of([4, 3, 4, 1, 4, 2], limit=24)
     chunk, *others = batch_jobs(jobs, 2, shapes, 4)
     assert chunk.copies > 1 and not others
@@ -97,15 +101,11 @@ def test_equal_greedy_jobs_are_one_row():
     assert batch_jobs(twice, 1, SHAPES)[0].prompts == [[(0, 1)]]
 
 
-def test_rows_of_padding_draw_nothing():
+def test_rows_of_padding_have_no_sibling_number():
     jobs = jobs_of([2, 1])
-    prompts = pad_prompts([[jobs[0], jobs[2]], [jobs[1]]], 16, 4, width=2, copies=2)
+    prompts = pad_prompts([[jobs[0], jobs[2]], [jobs[1]]], 4, width=2, copies=2)
     assert prompts.seed_BW.tolist() == [[0, 0, 1, 1], [10, 10, 0, 0], [0] * 4, [0] * 4]
     assert prompts.sibling_BW.tolist() == [[0, 1, 0, 1], [0, 1, -1, -1], [-1] * 4, [-1] * 4]
-    prompts, stops = jax.device_put((prompts, np.array(tokenizer().stop_ids, np.int32)))
-    samples = decode.generate(split_policy(), prompts, decode.Grammar(stops), max_new_tokens=5)
-    counts = jax.device_get(samples.count_B).reshape(4, 4)
-    assert (counts > 0).tolist() == (jax.device_get(prompts.sibling_BW) >= 0).tolist()
 
 
 def chunks_of(counts: list[int], limit: int, shapes: Shapes) -> list[tuple]:
@@ -233,3 +233,16 @@ def test_a_cache_holds_what_is_asked_and_not_more():
     }
     assert Shapes(max_new_tokens=40).cache_sizes_for(33) == (48,)
     assert Shapes(max_new_tokens=12).cache_sizes_for(3) == (16,)
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "smollm2").glob("*.py")), ids=lambda x: x.stem)
+def test_real_configs_compute_the_prompt_of_a_group_once(file):
+    """Eight rollouts of eight questions begin with eight prompts, not with 64."""
+    shapes = build(Shapes, load_config(file, []).get("shapes", {}))
+    for length in shapes.prompt_lengths:
+        jobs = [
+            SamplingJob((question,) * length, 8 * question + rollout, 1.0, 1.0, 8)
+            for question in range(8)
+            for rollout in range(8)
+        ]
+        assert sum(chunk.size for chunk in batch_jobs(jobs, 1, shapes)) == 8

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import re
 
 import jax
@@ -13,16 +12,17 @@ from jax_ragrl.learner.packing import Layout, Minibatches, Turn, group_turns, la
 from jax_ragrl.sampling import decode
 from jax_ragrl.sampling.decode import (
     Grammar,
+    Prompts,
     Samples,
     _likeliest,
-    generate,
     gumbel_sample,
     mask_logits,
     sample_token,
     scaled,
+    start_decode,
     top_p_filter,
 )
-from jax_ragrl.sampling.grouping import pad_prompts
+from jax_ragrl.sampling.grouping import pad_ids, pad_prompts
 from jax_ragrl.sampling.sampler import JobSamples, SamplingJob, Shapes, sample_jobs
 from tests.tiny import split_policy, tokenizer
 
@@ -201,17 +201,24 @@ def test_a_row_ends_at_its_limit_or_with_a_stop_id():
             assert not stops & set(ids[:-1])
 
 
+def sample_batch(
+    jobs: list[SamplingJob], prompts: Prompts, length: int, stride: int = 1
+) -> Samples:
+    """Up to 12 tokens of each row."""
+    ids_BL = pad_ids([job.ids for job in jobs], len(prompts.length_B), length)
+    stops, zero_W = np.array(tokenizer().stop_ids, np.int32), np.zeros(1, np.int32)
+    prompts, ids_BL, stops, zero_W = jax.device_put((prompts, ids_BL, stops, zero_W))
+    state, prefix = start_decode(split_policy(), prompts, ids_BL, slots=12)
+    args = split_policy(), prompts, Grammar(stops), zero_W, state, prefix
+    return jax.device_get(decode.decode(*args, use_top_p=False, stride=stride).samples())
+
+
 def test_a_stride_between_checks_changes_no_result():
     """The stride 5 does not divide 12 steps, and some rows have a limit above 12: nothing is
     written past the end."""
     jobs = [job._replace(limit=3 + 4 * i) for i, job in enumerate(jobs_of([6, 16, 8, 9]))]
-    prompts = jax.device_put(pad_prompts([[job] for job in jobs], 16, 8, width=2))
-    stops = jax.device_put(np.array(tokenizer().stop_ids, np.int32))
-    options = {"max_new_tokens": 12, "use_top_p": False}
-    every_step, every_fifth = (
-        jax.device_get(generate(split_policy(), prompts, Grammar(stops), **options, stride=stride))
-        for stride in (1, 5)
-    )
+    prompts = pad_prompts([[job] for job in jobs], 8, width=2)
+    every_step, every_fifth = (sample_batch(jobs, prompts, 16, stride=stride) for stride in (1, 5))
     for one, other in zip(every_step, every_fifth, strict=True):
         np.testing.assert_array_equal(one, other)
     assert every_step.count_B.max() == 12 and (every_step.count_B[8:] == 0).all()
@@ -219,14 +226,13 @@ def test_a_stride_between_checks_changes_no_result():
 
 def test_a_gpu_divides_the_stored_logits_with_equal_results(monkeypatch):
     """There a state has logits before the division; a few tokens of rows of two temperatures."""
-    jobs = [[job] for temperature in (0.5, 2.0) for job in jobs_of([6], temperature)]
-    prompts = jax.device_put(pad_prompts(jobs, 8, 2, width=2))
-    stops = jax.device_put(np.array([-1], np.int32))
+    jobs = [job for temperature in (0.5, 2.0) for job in jobs_of([6], temperature)]
+    prompts = pad_prompts([[job] for job in jobs], 2, width=2)
 
     def samples() -> Samples:
-        # A new function, because a compiled one keeps the platform that it was traced for.
-        program = jax.jit(lambda *x: inspect.unwrap(generate)(*x, max_new_tokens=3))
-        return jax.device_get(program(split_policy(), prompts, Grammar(stops)))
+        # New functions, because compiled ones keep the platform that they were traced for.
+        jax.clear_caches()
+        return sample_batch(jobs, prompts, 8)
 
     divided_when_written = samples()
     monkeypatch.setattr(decode, "_stored", lambda logits_BV, _: logits_BV)

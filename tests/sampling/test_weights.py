@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import jax
 import numpy as np
@@ -16,8 +17,8 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.sharding import Rules, make_mesh, replicate, shard_batch
-from jax_ragrl.sampling.decode import Grammar, Samples, generate
-from jax_ragrl.sampling.grouping import pad_prompts
+from jax_ragrl.sampling.decode import Grammar, Prompts, Samples, decode, start_decode
+from jax_ragrl.sampling.grouping import pad_ids, pad_prompts
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 from tests.compiled import compilations
@@ -33,13 +34,28 @@ def decoder_in(dtype: str = "bfloat16") -> Decoder:
     return Decoder.from_params(config, decoder.params())
 
 
+def sample(
+    model: SplitModel, prompts: Prompts, ids_BL: jax.Array, grammar: Grammar, zero_W: jax.Array
+) -> Samples:
+    """Both programs of the sampler in one."""
+    # Not the jitted functions, which would be traced once for all tests.
+    start, step = inspect.unwrap(start_decode), inspect.unwrap(decode)
+    state, prefix = start(model, prompts, ids_BL, slots=4)
+    return step(model, prompts, grammar, zero_W, state, prefix).samples()
+
+
+def arguments(mesh: jax.sharding.Mesh, count: int, width: int = 1) -> tuple:
+    """Some equal prompts, each with its seed."""
+    jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(count)]
+    ids_BL = pad_ids([job.ids for job in jobs], count, 16)
+    batch = shard_batch((pad_prompts([[job] for job in jobs], count, width=width), ids_BL), mesh)
+    return *batch, *replicate((Grammar(STOPS), np.zeros(mesh.shape["fsdp"], np.int32)), mesh)
+
+
 def sampling_program(model: SplitModel, mesh: jax.sharding.Mesh) -> str:
     """The compiled program that samples four prompts over four devices."""
-    jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(4)]
     with jax.set_mesh(mesh):
-        prompts = shard_batch(pad_prompts([[job] for job in jobs], 16, 4), mesh)
-        stops = replicate(STOPS, mesh)
-        lowered = generate.lower(model, prompts, Grammar(stops), max_new_tokens=4)
+        lowered = jax.jit(sample).lower(model, *arguments(mesh, 4))
         return lowered.compile({"xla_backend_optimization_level": 0}).as_text()
 
 
@@ -83,13 +99,10 @@ def test_fused_weights_sample_the_same_on_a_tensor_axis(monkeypatch, kv_heads):
             return layers_of_calls[-1]
 
         monkeypatch.setattr(Decoder, "unstacked_layers", unstacked)
-        jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(2)]
         with jax.set_mesh(mesh):
-            prompts = shard_batch(pad_prompts([[job] for job in jobs], 16, 2, width=2), mesh)
-            args = SplitModel.from_model(decoder), prompts, Grammar(replicate(STOPS, mesh))
-            # A new function, because `generate` would reuse the program of the first call.
-            fresh = jax.jit(lambda *args: generate.__wrapped__(*args, max_new_tokens=4))
-            program = fresh.lower(*args).compile()
+            args = SplitModel.from_model(decoder), *arguments(mesh, 2, width=2)
+            # A new function: one that is traced already keeps the layers of the first run.
+            program = jax.jit(lambda *args: sample(*args)).lower(*args).compile()
             return program(*args), program.as_text()
 
     (actual, text), (expected, separate_text) = run(True), run(False)
