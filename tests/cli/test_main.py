@@ -373,7 +373,7 @@ def test_without_a_command_the_map_of_commands_is_printed(capsys):
     text = capsys.readouterr().out
     names = re.findall(r"^  (\w+)  ", text, re.MULTILINE)
     commands = ["quickstart", "index", "warmup", "train", "evaluate", "serve"]
-    assert [name for name in names if name in commands] == commands and len(names) <= 14
+    assert [name for name in names if name in commands] == commands and len(names) <= 16
     assert all(f"\n{title}:\n" in text for title, _ in TITLES)
 
 

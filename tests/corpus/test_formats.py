@@ -348,8 +348,11 @@ def test_metadata_that_would_be_overwritten_is_refused(tmp_path):
         ({}, ()),
     ],
 )
-def test_gold_is_found_under_every_name_in_use(metadata, gold):
-    assert flashrag._gold(metadata) == gold
+def test_gold_is_found_under_every_name_in_use(tmp_path, metadata, gold):
+    path = tmp_path / "test.jsonl"
+    row = {"id": "1", "question": "q?", "golden_answers": ["x"], "metadata": metadata}
+    path.write_text(json.dumps(row) + "\n")
+    assert formats.load_questions(path)[0].gold == gold
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.gradients import apply
 from jax_ragrl.learner.objective import KL
@@ -50,16 +51,16 @@ def test_references_are_refreshed_only_at_a_new_phase():
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("make", "message"),
     [
         (lambda: Schedule(STAGED.phases, EVERY.role_periods), "exclude each other"),
-        (lambda: Schedule(role_periods=(("plan", 0),)), "below 1"),
+        (lambda: build(Schedule, {"role_periods": [["plan", 0]]}), "at least 1"),
         (lambda: STAGED.roles(0, ("plan", "judge")), "names role 'analysis', .* use some of plan"),
     ],
 )
-def test_an_impossible_schedule_is_refused(build, message):
+def test_an_impossible_schedule_is_refused(make, message):
     with pytest.raises(UserError, match=message):
-        build()
+        make()
 
 
 def two_policies():

@@ -26,7 +26,7 @@ def test_an_exact_index_is_on_the_devices_and_mapped(corpus, tmp_path, dtype):
     built = build_index(corpus, encoder, "exact", folder, dtype=dtype)
     entry = index_memory(VectorIndex(kind="exact", dtype=dtype, folder=str(folder)), 8)[str(folder)]
     searcher = built.searcher._codes if dtype == "int8" else built.searcher
-    on_device = sum(x.nbytes for x in jax.tree.leaves(searcher._parts[0]))
+    on_device = sum(x.nbytes for x in jax.tree.leaves(searcher._parts[0][0]))
     assert sum(entry["device_bytes"].values()) == on_device
     assert entry["host_bytes"] == {}
     names = {"passages", "vectors"} | ({"codes", "scales"} if dtype == "int8" else set())

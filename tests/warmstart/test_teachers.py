@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import Environment, collect
@@ -153,7 +154,7 @@ def test_a_stage_of_opera_trains_one_role_with_an_expert(role, flaw):
     careless = environment(OperaTeacher(**{flaw: 0.5}))
     forest = collect(recipe.system, recipe.expander(frozenset((role,))), questions, careless)
     reward_N = recipe.reward(forest)
-    credit_N, weight_N = recipe.credit(forest, reward_N)
+    credit_N, weight_N = recipe.compare(forest, reward_N, rule=group_centred)
     assert {r.role for r, w in zip(forest.records, weight_N, strict=True) if w > 0} == {role}
     nodes = np.flatnonzero(weight_N > 0)
     experts = [n for n in nodes if forest.records[n].path[-1] == 0]  # forced actions come first
