@@ -105,7 +105,7 @@ def test_the_kernels_of_a_layer_on_a_gpu_stay_below_a_bound():
 
 def test_a_decode_step_on_a_gpu_writes_the_logits_once():
     """A GPU cannot divide within the product: a division after it would write all of them again."""
-    _, (text,) = decode_program("h200:1", 32, 8, 1024)
+    _, (_, text) = decode_program("h200:1", 32, 8, 1024)
     writers = [x.name for x in loop_instructions(text) if "[256,151936]" in x.shape]
     assert len(writers) == 1
 
@@ -114,7 +114,7 @@ def test_without_siblings_a_token_writes_no_array_as_large_as_the_keys_of_the_pr
     """XLA would concatenate the keys of prompt and reply for each token."""
     prompts, length = 64, 4096
     # Few tokens, so that no logits are as large as the keys of a layer.
-    _, (text,) = decode_program("h200:1", prompts, 1, length, num_layers=2, vocab_size=4096)
+    _, (_, text) = decode_program("h200:1", prompts, 1, length, num_layers=2, vocab_size=4096)
     config = published_config("qwen2.5-0.5b")
     keys = 2 * prompts * config.num_kv_heads * length * config.head_dim
     sizes = {x.name: shape_bytes(x.shape) for x in loop_instructions(text)}

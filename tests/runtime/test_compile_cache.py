@@ -210,7 +210,10 @@ def test_samplers_and_updates_name_their_shapes(monkeypatch):
         "compiled prefill 4 x 16, width 1 + 16",
         "compiled sampler 4 x 16 + 16, width 1",
         "compiled sampler 4 x 16 + 32, width 1",
+        "compiled prefill 4 x 16, width 1 + 16",
         "compiled sampler 4 x 16 + 16, width 1, top-p",
+        "compiled prefill 4 x 16, width 1 + 16",
         "compiled sampler 4 x 16 + 16, width 1, token mask",
+        "compiled prefill 4 x 16, width 1 + 16",
         "compiled sampler 4 x 16 + 16, width 1, 32 stop states",
     ]
