@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS
-from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build
 from jax_ragrl.models.decoder import init_sharded
+from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling import grouping, sampler
 from jax_ragrl.sampling import jobs as jobs_module
