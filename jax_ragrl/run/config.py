@@ -189,15 +189,6 @@ class Run:
                     f"run.{key} is {getattr(self, key)!r}, but {package} is not installed: "
                     f"run 'pip install {package}', or leave the key empty"
                 )
-        # Zero would divide by zero in the loop, or make empty batches.
-        for name in ("questions_per_step", "save_every", "eval_every", "save_trees_every"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"run.{name} is {getattr(self, name)}: use at least 1. A period above "
-                    "run.steps means the last step only"
-                )
-        if self.steps < 0:
-            raise UserError(f"run.steps is {self.steps}: use at least 0")
 
     @property
     def projects(self) -> dict[str, str]:
