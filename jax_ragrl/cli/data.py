@@ -1,4 +1,4 @@
-"""Commands that prepare data: `data world`, `data split` and `index`."""
+"""Commands that prepare data: `data world`, `data split`, `replies` and `index`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def add_data(command: AddCommand) -> None:
     sub.add_argument("--shares", required=True, metavar="TRAIN,DEV,TEST", help=shares)
     add_fields_option(sub)
     sub.add_argument("--out", type=local, required=True, help="output folder: SPLIT.jsonl")
+
+
+def add_replies(command: AddCommand) -> None:
+    summary = "add the replies that runs stored to a file, which repeats the runs without a server"
+    sub = command("replies", run_replies, summary)
+    caches = "files of stored replies (llm_cache.sqlite in the folders of runs and tables)"
+    sub.add_argument("caches", type=local, nargs="+", metavar="CACHE", help=caches)
+    out = "the file, for llm.replies; it keeps what it holds, and .xz at its end compresses it"
+    sub.add_argument("--out", type=local, required=True, metavar="FILE", help=out)
 
 
 def add_index(command: AddCommand) -> None:
@@ -127,6 +136,12 @@ def run_split(options: argparse.Namespace) -> None:
     print(
         json.dumps({split: len(part) for split, part in parts.items()} | {"out": str(options.out)})
     )
+
+
+def run_replies(options: argparse.Namespace) -> None:
+    from jax_ragrl.llm.recorded import record_replies
+
+    print(record_replies(options.caches, options.out))
 
 
 def run_index(options: argparse.Namespace) -> None:

@@ -132,6 +132,10 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
         "tables in the folder of --out or --workdir are used (llm_cache.sqlite)"
     )
     sub.add_argument("--no-cache", action="store_true", help=cache)
+    replies = "recorded replies of language models on servers, which 'ragrl replies' wrote"
+    sub.add_argument("--replies", type=local, metavar="FILE", help=replies)
+    only = "a request without a recorded reply is an error: no server is needed"
+    sub.add_argument("--replies-only", action="store_true", help=f"with --replies, {only}")
 
 
 def prices_of(text: str) -> tuple[float, ...]:
@@ -207,7 +211,7 @@ def _table_settings(options: argparse.Namespace) -> TableSettings:
     folder = options.workdir if options.data else options.out and options.out.absolute().parent
     # The values of options that are names of settings are taken as they are.
     same = ("questions", "index_folder", "llm", "top_k", "limit")
-    more = ("train", "judge", "int8", "retriever", "run_files", "shots")
+    more = ("train", "judge", "int8", "retriever", "run_files", "shots", "replies", "replies_only")
     return TableSettings(
         **{name: getattr(options, name) for name in (*same, *more)},
         # An index holds its passages.

@@ -38,7 +38,7 @@ TITLES: Sequence[tuple[str, Sequence[Callable[[AddCommand], None]]]] = (
     ("a policy", (warmstart.add_warmup, train.add_train)),
     ("its answers", (evaluate.add_report, evaluate.add_evaluate, inference.add_ask)),
     ("its use", (inference.add_serve, search.add_serve_retriever, inference.add_export)),
-    ("research", (train.add_experiment, measure.add_bench)),
+    ("research", (train.add_experiment, data.add_replies, measure.add_bench)),
 )
 # Commands that only hold others; `serve` holds one and is a command itself.
 HOLDERS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import TINY
@@ -17,7 +18,11 @@ from jax_ragrl.warmstart.demos import Demo, load_demos
 
 
 def served_policy(
-    name: str, examples: pathlib.Path | None, shots: int, cache: pathlib.Path | None = None
+    name: str,
+    examples: pathlib.Path | None,
+    shots: int,
+    cache: pathlib.Path | None = None,
+    **recorded: Any,
 ) -> tuple[LLMActionSampler, ChatTokenizer]:
     """Connects to the model on a server that plays all roles, greedily.
 
@@ -26,6 +31,7 @@ def served_policy(
       examples: a file of demonstrations; None: no examples.
       shots: the number of examples per role.
       cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
+      **recorded: the recorded replies, see `parse_llm`.
 
     Returns:
       The sampler, and the tokenizer of the shipped policy, which only counts tokens.
@@ -39,7 +45,7 @@ def served_policy(
             f"{name}: give openai:MODEL@URL, or leave --examples out"
         )
     tokenizer = ChatTokenizer.load(policy_folder(TINY, weights=False))
-    llm = load_llm(parse_llm(name), None, "", Shapes(), cache=cache)
+    llm = load_llm(parse_llm(name, **recorded), None, "", Shapes(), cache=cache)
     messages = few_shots(load_demos(examples), shots) if examples else {}
     return LLMActionSampler(llm, tokenizer, temperature=0.0, examples=messages), tokenizer
 

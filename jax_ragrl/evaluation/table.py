@@ -98,6 +98,8 @@ class TableSettings(NamedTuple):
         act in a modified system.
       fields: names of fields in the files, see `corpus.formats.own`.
       cache: file of earlier replies of language models on servers, see `llm.cache`; None: none.
+      replies: file of recorded replies of language models on servers, see `OpenAIConfig`.
+      replies_only: whether a request without a recorded reply is an error.
     """
 
     corpus: pathlib.Path | None
@@ -122,6 +124,13 @@ class TableSettings(NamedTuple):
     shots: int = 2
     fields: Mapping[str, str] = NO_FIELDS
     cache: pathlib.Path | None = None
+    replies: pathlib.Path | None = None
+    replies_only: bool = False
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Returns the arguments of `parse_llm` that name the recorded replies."""
+        return {"replies": self.replies or "", "replies_only": self.replies_only}
 
 
 class TableModels(NamedTuple):
@@ -237,11 +246,13 @@ def load_models(settings: TableSettings) -> TableModels:
     llm = load_frozen(settings, shapes, load)
     judge = None
     if settings.judge:
-        config = parse_llm(settings.judge)
+        config = parse_llm(settings.judge, **settings.recorded)
         judge = load_llm(config, None, "", shapes, load=load, cache=settings.cache)
     if settings.policy.startswith(SERVER) or settings.policy_examples:
         examples = settings.policy_examples, settings.shots
-        served_models = served_policy(settings.policy, *examples, settings.cache)
+        served_models = served_policy(
+            settings.policy, *examples, settings.cache, **settings.recorded
+        )
         return TableModels(llm, judge, *served_models)
     # Without a policy the tokenizer counts tokens.
     decoder, tokenizer = load(settings.policy or TINY, None, "float32")
@@ -261,7 +272,7 @@ def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> 
     """
     if not settings.llm.startswith(READER):
         # The empty style is that of a rule-based reader, which is loaded below.
-        config = parse_llm(settings.llm, int8=settings.int8)
+        config = parse_llm(settings.llm, int8=settings.int8, **settings.recorded)
         return load_llm(config, None, "", shapes, load=load, cache=settings.cache)
     if settings.style != "tiny" or settings.int8:
         raise UserError(

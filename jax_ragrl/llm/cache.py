@@ -7,6 +7,8 @@ arrives.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -23,11 +25,13 @@ from jax_ragrl.runtime.servers import COUNTS
 T = TypeVar("T")
 FILE = "llm_cache.sqlite"
 WAIT = 60.0  # seconds for the lock of another writer, which holds it for milliseconds
-TABLE = """
+REPLIES = """
 CREATE TABLE IF NOT EXISTS replies (
   key BLOB PRIMARY KEY, reply TEXT NOT NULL, prompt_tokens INTEGER, completion_tokens INTEGER
 ) WITHOUT ROWID
 """
+# Without the keys of their requests: they say what the file is, and no reply is found by them.
+SETTINGS = "CREATE TABLE IF NOT EXISTS settings (settings TEXT PRIMARY KEY) WITHOUT ROWID"
 
 
 class ReplyCache:
@@ -37,8 +41,6 @@ class ReplyCache:
       file: the database, which is created with the first reply. A folder that cannot be written,
         such as that of a finished run on a read-only disk, has no cache.
     """
-
-    hits = 0  # replies of all files of this process, for `print_hits`
 
     def __init__(self, file: pathlib.Path) -> None:
         self._file = file
@@ -50,17 +52,25 @@ class ReplyCache:
         row = self._use(lambda database: database.execute(query, (key,)).fetchone())
         if row is None:
             return None
-        COUNTS["llm_cache_hits"] += 1
-        ReplyCache.hits += 1
+        count_hit(self._file.name)
         return str(row[0]) if row[1] is None else MeteredReply(*row)
 
-    def put(self, key: bytes, reply: str) -> None:
-        """Stores a reply; of concurrent replies to one request the first remains."""
+    def put(self, key: bytes, reply: str, body: Mapping[str, Any]) -> None:
+        """Stores a reply; of concurrent replies to one request the first remains.
+
+        Args:
+          key: of the request, see `request_key`.
+          reply: with its token counts, if the server reports them.
+          body: the request, of which the model and the sampling parameters are stored.
+        """
         counts: tuple[int | None, int | None] = (None, None)
         if isinstance(reply, MeteredReply):
             counts = reply.prompt_tokens, reply.completion_tokens
         row = (key, str(reply), *counts)
         self._use(lambda db: db.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?)", row))
+        fields = {name: x for name, x in body.items() if name not in ("messages", "seed")}
+        text = json.dumps(fields, sort_keys=True)
+        self._use(lambda db: db.execute("INSERT OR IGNORE INTO settings VALUES (?)", (text,)))
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         if self._connection is None and not os.access(self._file.parent, os.W_OK):
@@ -80,17 +90,45 @@ def _open(file: pathlib.Path) -> sqlite3.Connection:
     database = sqlite3.connect(file, WAIT, isolation_level=None, check_same_thread=False)
     # The log is not flushed to the disk per reply: a power failure may cost the last replies, but
     # neither a failure nor a kill damages the file.
-    for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
+    for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", REPLIES, SETTINGS):
         database.execute(statement)
     return database
 
 
+def read_cache(file: pathlib.Path) -> tuple[list[tuple[Any, ...]], set[str]]:
+    """Returns the replies of a cache, which another process may write, and the settings.
+
+    Returns:
+      Key, text, prompt tokens and completion tokens of each reply; the distinct models and sampling
+      parameters of their requests, as JSON.
+    """
+    try:
+        address = f"{file.absolute().as_uri()}?mode=ro"  # a wrong name creates no file
+        with contextlib.closing(sqlite3.connect(address, WAIT, uri=True)) as database:
+            settings = {text for (text,) in database.execute("SELECT settings FROM settings")}
+            return database.execute("SELECT * FROM replies ORDER BY key").fetchall(), settings
+    except sqlite3.Error as error:
+        raise UserError(
+            f"{file}: no replies can be read ({error}): give the {FILE} of a run or of a table, in "
+            "a folder that can be written"
+        ) from error
+
+
+_HITS = collections.Counter[str]()  # replies of this process from files, by the name of the file
+
+
+def count_hit(file: str) -> None:
+    """Counts a reply that no server gave."""
+    COUNTS["llm_cache_hits"] += 1
+    _HITS[file] += 1
+
+
 def print_hits() -> None:
     """Prints how many replies came from files: else nothing would show that a server is away."""
-    if ReplyCache.hits:
-        what = "1 reply" if ReplyCache.hits == 1 else f"{ReplyCache.hits} replies"
-        print(f"ragrl: {what} of language models came from {FILE}, not a server", file=sys.stderr)
-    ReplyCache.hits = 0
+    for file, count in _HITS.items():
+        what = "1 reply" if count == 1 else f"{count} replies"
+        print(f"ragrl: {what} of language models came from {file}, not a server", file=sys.stderr)
+    _HITS.clear()
 
 
 def request_key(body: Mapping[str, Any], seed: int) -> bytes:

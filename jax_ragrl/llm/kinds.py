@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jax_ragrl.config.ranges import Count, Natural, Positive, Share
 from jax_ragrl.config.schema import check_scheme
+from jax_ragrl.errors import UserError
 
 Dtype = Literal["float32", "bfloat16"]
 Thinking = Literal["off", "on"]
@@ -66,6 +67,8 @@ class OpenAIConfig:
       extra_body: further fields of each request's JSON body; None removes a field.
       cache: whether replies are stored in the folder of the run (`llm_cache.sqlite`), and equal
         requests are answered from there.
+      replies: a file of recorded replies (`ragrl replies`), which precede the cache; empty: none.
+      replies_only: whether a request without a recorded reply ends the run, instead of being sent.
     """
 
     model: str
@@ -75,11 +78,18 @@ class OpenAIConfig:
     timeout: Positive = 60.0
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cache: bool = True
+    replies: str = ""
+    replies_only: bool = False
     kind: Literal["openai"] = "openai"
 
     def __post_init__(self) -> None:
         if self.base_url:
             check_scheme("base_url", self.base_url)
+        if self.replies_only and not self.replies:
+            raise UserError(
+                "replies_only is set without replies: give the file of recorded replies that "
+                "'ragrl replies' wrote, or leave replies_only out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

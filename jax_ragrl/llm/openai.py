@@ -15,8 +15,9 @@ import openai
 from jax_ragrl.config.schema import is_http
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import seed_of
-from jax_ragrl.llm.cache import ReplyCache, request_key
+from jax_ragrl.llm.cache import ReplyCache, count_hit, request_key
 from jax_ragrl.llm.completions import read_completion
+from jax_ragrl.llm.recorded import read_replies
 from jax_ragrl.runtime.gate import Gate
 from jax_ragrl.runtime.servers import (
     BoundedClient,
@@ -34,6 +35,7 @@ from jax_ragrl.types import LLMRequest
 TRANSIENT = (408, 409, 429)  # in addition to 5xx, as in OpenAI's client
 OVERLOAD_CODES = (429, 503)  # with fewer requests at once the server may answer
 PAUSE = 0.5  # seconds before the second try
+WORDS = 12  # of a request, in a message
 TOO_SLOW = (
     "raise llm.timeout (or judge.timeout), or start the server with fewer requests at once "
     "(llama.cpp: --parallel, vLLM: --max-num-seqs)"
@@ -55,10 +57,13 @@ class OpenAILLM:
       extra: further fields of each request, such as `{"reasoning_effort": "low"}`; they override
         `temperature`, `top_p`, `max_tokens` and `seed`, and None omits a field.
       cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
+      replies: a file of recorded replies, which precede those of `cache`, see `llm.recorded`.
+      replies_only: whether a request without a recorded reply is an error; then no server is
+        needed.
 
     Raises:
-      UserError: no model, a malformed address, no key for OpenAI's own service, or numbers that
-        allow no request.
+      UserError: no model, a malformed address, no key for OpenAI's own service, numbers that allow
+        no request, or unreadable recorded replies.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class OpenAILLM:
         timeout: float = 60.0,
         extra: Mapping[str, Any] | None = None,
         cache: pathlib.Path | None = None,
+        replies: pathlib.Path | None = None,
+        replies_only: bool = False,
     ) -> None:
         # Checked here, because the first request may come hours after the start of a run.
         if concurrency < 1 or retries < 0 or timeout <= 0:
@@ -81,7 +88,7 @@ class OpenAILLM:
         # The client reads both variables too; here they decide which error the user gets.
         key, base_url = read_key("OPENAI_API_KEY"), base_url or None
         address = base_url or os.environ.get("OPENAI_BASE_URL")
-        _check_place(model, address, key)
+        _check_place(model, address, key or "none" if replies_only else key)
         self.name = model
         self._label = f"{model} at {address}" if address else model
         self._tries = Tries(retries, PAUSE)
@@ -96,6 +103,8 @@ class OpenAILLM:
         self._timeout, self._extra = timeout, extra or {}
         self._in_flight: dict[bytes, asyncio.Future[str | EffectError]] = {}
         self._cache = ReplyCache(cache) if cache is not None else None
+        self._file, self._replies_only = replies, replies_only
+        self._recorded = read_replies(replies) if replies is not None else None
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """Returns one reply per request, in order; an `EffectError` after the last retry."""
@@ -114,18 +123,34 @@ class OpenAILLM:
             await asyncio.wait([other])
             if not other.cancelled():
                 return other.result()
-        if self._cache is not None and (reply := self._cache.get(key)) is not None:
+        if (reply := self._stored(key, request)) is not None:
             return reply
         self._in_flight[key] = own = asyncio.get_running_loop().create_future()
         try:
             outcome = await self._sent(body, request.purpose)
             if self._cache is not None and not isinstance(outcome, EffectError):
-                self._cache.put(key, outcome)
+                self._cache.put(key, outcome, body)
             own.set_result(outcome)
             return outcome
         finally:
             del self._in_flight[key]
             own.cancel()  # if there is no result: one of the requests that wait is sent then
+
+    def _stored(self, key: bytes, request: LLMRequest) -> str | None:
+        """Returns the recorded reply to a request, or that of the cache."""
+        if self._recorded is not None and self._file is not None:
+            if (reply := self._recorded.get(key)) is not None:
+                count_hit(self._file.name)
+                return reply
+            if self._replies_only:
+                words = " ".join(request.messages[-1].content.split()[:WORDS])
+                raise UserError(
+                    f"{self._file} has no reply of {self.name} to the request {request.purpose!r} "
+                    f"that begins with {words!r}; it holds {self._recorded}: set "
+                    "llm.replies_only=False and start the server, then add its replies with "
+                    "'ragrl replies'"
+                )
+        return self._cache.get(key) if self._cache is not None else None
 
     async def _sent(self, body: Mapping[str, Any], purpose: str) -> str | EffectError:
         rank, remedy = next(self._ranks), ""

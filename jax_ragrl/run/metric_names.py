@@ -91,7 +91,11 @@ ROLLOUT = (
     Metric("dollars", "dollars", "price of searches and of the frozen language model's tokens"),
 )
 SERVERS = (
-    Metric("llm_cache_hits", "replies", "replies that the cache of the run gave, judge included"),
+    Metric(
+        "llm_cache_hits",
+        "replies",
+        "replies from the cache or a file of replies, judge included",
+    ),
     Metric("server_retries", "tries", "tries that failed and were made again, of all servers"),
     Metric("server_skipped", "requests", "requests not sent because their server was failing"),
 )

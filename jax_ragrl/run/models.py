@@ -12,6 +12,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from jax_ragrl.config.schema import local
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
@@ -234,6 +235,8 @@ def load_llm(
             timeout=llm.timeout,
             extra=llm.extra_body,
             cache=cache if llm.cache else None,
+            replies=local(llm.replies) if llm.replies else None,
+            replies_only=llm.replies_only,
         )
     if isinstance(llm, LocalLLMConfig):
         # A program that samples would gather weights with FSDP for each token. The weights of an

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
 from jax_ragrl.config.schema import build, kinds_of
@@ -24,11 +25,13 @@ def parse_index(text: str) -> ServerIndex:
 SERVER = "openai:"
 
 
-def parse_llm(text: str, *, int8: bool = False) -> LLM:
+def parse_llm(
+    text: str, *, int8: bool = False, replies: pathlib.Path | str = "", replies_only: bool = False
+) -> LLM:
     """Parses a frozen language model: `tiny`, a folder, or `openai:MODEL[@URL][#EXTRA]`.
 
     EXTRA is a JSON object, the value of `llm.extra_body`. With `int8` a local model has eight-bit
-    weights.
+    weights. A model on a server has the recorded replies `replies`, see `OpenAIConfig`.
 
     Raises:
       UserError: EXTRA is not a JSON object, or `int8` is set for a server.
@@ -40,7 +43,13 @@ def parse_llm(text: str, *, int8: bool = False) -> LLM:
             f"{text} runs on a server: use int8 with a local model only, or leave it out"
         )
     model, url, extra = _split_server(text)
-    return OpenAIConfig(model, url or None, extra_body=json_object(extra or "{}"))
+    return OpenAIConfig(
+        model,
+        url or None,
+        extra_body=json_object(extra or "{}"),
+        replies=str(replies),
+        replies_only=replies_only,
+    )
 
 
 def model_of(text: str) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 
+from jax_ragrl.config.schema import local
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.kinds import LLM, LocalLLMConfig, OpenAIConfig, WorldReaderConfig
 from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.llm.recorded import read_replies
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.chat import compare_chat
 from jax_ragrl.plan import PlannedPolicy, config_named, state_bytes
@@ -103,6 +105,10 @@ def check_endpoints(job: Job) -> Iterator[Finding]:
 
 def _check_reply(topic: str, llm: LLM) -> Iterator[Finding]:
     if not isinstance(llm, OpenAIConfig):
+        return
+    if llm.replies:
+        yield Finding("ok", topic, f"{llm.replies} holds {read_replies(local(llm.replies))}")
+    if llm.replies_only:
         return
     # A check must not wait as long as a training run would.
     patience = min(llm.timeout, PATIENCE)

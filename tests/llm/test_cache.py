@@ -15,6 +15,7 @@ from jax_ragrl.llm.cache import FILE, ReplyCache, request_key
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.llm.kinds import OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.llm.recorded import record_replies
 from jax_ragrl.run.build import reply_cache
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.servers import take_counts
@@ -92,7 +93,7 @@ def test_a_judge_is_paid_once_too(tmp_path):
 
 def test_a_folder_that_cannot_be_written_has_no_cache(tmp_path):
     cache = ReplyCache(tmp_path / "absent" / FILE)
-    cache.put(b"key", "reply")
+    cache.put(b"key", "reply", {})
     assert cache.get(b"key") is None and not [*tmp_path.iterdir()]
 
 
@@ -145,6 +146,7 @@ def test_a_killed_process_has_paid_for_what_it_received(tmp_path):
         process.join(120)
         assert process.exitcode == -signal.SIGKILL
         before, process = len(seen), None
+        assert "5 replies of m, 5 new" in record_replies([file], tmp_path / "replies")
         complete(file, address)
         # The reply to the request during which it was killed never arrived.
         assert before == 6 and len(seen) == 10

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -260,6 +261,27 @@ def test_equal_greedy_requests_are_sent_once_and_without_a_seed(tmp_path):
             del seen[:]
             OpenAILLM("m", address, extra=extra).complete(paths)
             assert len(seen) == count and all("seed" in body for body in seen)
+
+
+def test_equal_requests_of_batches_in_flight_at_once_are_sent_once(monkeypatch):
+    """Groups of questions ask from a thread each, here before any reply has come."""
+    arrived, all_arrived, one = [], threading.Event(), OpenAILLM._one
+
+    async def counted(self, request):
+        arrived.append(request)
+        if len(arrived) == 4:
+            all_arrived.set()
+        return await one(self, request)
+
+    def reply(body) -> str:
+        assert all_arrived.wait(30)
+        return "x"
+
+    monkeypatch.setattr(OpenAILLM, "_one", counted)
+    with serving(reply) as (address, seen), ThreadPoolExecutor() as pool:
+        llm = OpenAILLM("m", address)
+        batches = [[asked("q", seed=seed), asked("q", seed=seed + 9)] for seed in range(2)]
+        assert list(pool.map(llm.complete, batches)) == [["x", "x"]] * 2 and len(seen) == 1
 
 
 def test_a_request_whose_equal_was_interrupted_is_sent_itself():

@@ -13,8 +13,8 @@ ROWS = 200
 def write(file: pathlib.Path, writer: int, started: object) -> None:
     cache, number = ReplyCache(file), 0
     while number < ROWS or writer == 0:  # the first writer is killed
-        cache.put(b"%d-%d" % (writer, number % 10_000), f"reply {writer} {number}")
-        cache.put(b"common %d" % number, f"common {number}")
+        cache.put(b"%d-%d" % (writer, number % 10_000), f"reply {writer} {number}", {})
+        cache.put(b"common %d" % number, f"common {number}", {})
         number += 1
         if number == 20:
             started.set()  # type: ignore[attr-defined]

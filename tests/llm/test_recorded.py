@@ -1,0 +1,233 @@
+"""A run with a large frozen model is repeated from a file, without its server and at equal cost."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import pathlib
+import sqlite3
+
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS, main
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.llm.cache import FILE, ReplyCache, print_hits, request_key
+from jax_ragrl.llm.kinds import OpenAIConfig
+from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.llm.recorded import FORMAT, read_replies, record_replies
+from jax_ragrl.run.models import load_llm
+from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.runtime.servers import take_counts
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.types import LLMRequest, Message, Sampling
+from jax_ragrl.validation.models import _check_reply
+from tests.chaos.runs import SMALL, UNSEEDED
+from tests.llm.server import completion, serving
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def asked(text: str, **changes: object) -> LLMRequest:
+    return LLMRequest("answer", (Message("user", text),), **changes)  # type: ignore[arg-type]
+
+
+def said(body) -> bytes:
+    """An echo whose costs depend on the prompt."""
+    text = body["messages"][-1]["content"].partition("\n")[0]
+    usage = {"prompt_tokens": len(str(body)), "completion_tokens": len(text)}
+    return json.dumps(completion(body, text) | {"usage": usage}).encode()
+
+
+def filled(cache: pathlib.Path, replies: dict[str, str]) -> pathlib.Path:
+    """Returns a cache of replies by the text of their requests, of the model `m`."""
+    for text, reply in replies.items():
+        body = {"model": "m", "messages": [{"content": text}], "temperature": 0.0}
+        ReplyCache(cache).put(request_key(body, 0), MeteredReply(reply, 7, 2), body)
+    return cache
+
+
+def offline(file: pathlib.Path, model: str = "m", **fields: object):
+    """Returns a model without an address, a key or a cache."""
+    config = OpenAIConfig(model, replies=str(file), replies_only=True, **fields)  # type: ignore[arg-type]
+    return load_llm(config, None, "", Shapes())
+
+
+@pytest.mark.parametrize("name", ["replies.jsonl", "replies.jsonl.xz"])
+def test_a_file_gives_the_replies_and_costs_of_its_caches_without_a_server(tmp_path, capsys, name):
+    sampled = [asked("c", sampling=Sampling(0.7), seed=seed) for seed in (1, 2)]
+    requests = [asked("a"), asked("b", seed=3), *sampled]
+    with serving(said) as (address, _):
+        live = OpenAILLM("m", address, cache=tmp_path / FILE).complete(requests)
+    assert main(["replies", f"{tmp_path}/{FILE}", f"--out={tmp_path}/{name}"]) == 0
+    assert f"{name}: 4 replies of m, 4 new" in capsys.readouterr().out
+    take_counts()
+    found = offline(tmp_path / name).complete(requests)
+    assert found == live and take_counts() == {"llm_cache_hits": 4}
+    assert [r.__getnewargs__() for r in found] == [r.__getnewargs__() for r in live]
+    print_hits()
+    assert f"4 replies of language models came from {name}, not a" in capsys.readouterr().err
+    settings = read_replies(tmp_path / name).settings
+    assert [json.loads(text)["temperature"] for text in sorted(settings)] == [0.0, 0.7]
+
+
+def test_a_reply_without_counts_stays_without(tmp_path):
+    body = b'{"choices": [{"message": {"content": "x\\u2028\\n\\u00e9"}}]}'
+    with serving(lambda _: body) as (address, _):
+        OpenAILLM("m", address, cache=tmp_path / FILE).complete([asked("a")])
+    record_replies([tmp_path / FILE], tmp_path / "r")
+    (reply,) = offline(tmp_path / "r").complete([asked("a")])
+    assert reply == "x\u2028\n\u00e9" and not isinstance(reply, MeteredReply)
+
+
+def test_other_requests_are_sent_or_end_the_run_with_their_first_words(tmp_path):
+    with serving(said) as (address, seen):
+        OpenAILLM("m", address, cache=tmp_path / FILE).complete([asked("a")])
+        record_replies([tmp_path / FILE], tmp_path / "r")
+        llm = load_llm(OpenAIConfig("m", address, replies=f"{tmp_path}/r"), None, "", Shapes())
+        assert llm.complete([asked("a"), asked("b")]) == ["a", "b"] and len(seen) == 2
+    long = asked(" ".join(map(str, range(99))))
+    words = r"'answer' that begins with '0 1 2 3 4 5 6 7 8 9 10 11'; it holds 1 reply of m: "
+    with pytest.raises(UserError, match=words + ".*start the server.*'ragrl replies'"):
+        offline(tmp_path / "r").complete([long])
+    # The name of the model and the sampling are part of a request.
+    with pytest.raises(UserError, match="no reply of another model"):
+        offline(tmp_path / "r", "another model").complete([asked("a")])
+    with pytest.raises(UserError, match="no reply of m to"):
+        offline(tmp_path / "r", extra_body={"top_k": 1}).complete([asked("a")])
+    with pytest.raises(UserError, match="without replies: give the file"):
+        OpenAIConfig("m", replies_only=True)
+
+
+def test_equal_replies_make_equal_bytes_and_the_first_of_two_stays(tmp_path):
+    one = filled(tmp_path / "one", {"a": "1", "b": "2", "c": "3"})
+    two = filled(tmp_path / "two", {"c": "3", "d": "4", "a": "another"})
+    for name in ("x", "x.xz"):
+        at_once, later = tmp_path / f"at_once.{name}", tmp_path / f"later.{name}"
+        assert "4 replies of m, 4 new" in record_replies([one, two], at_once)
+        assert "3 replies of m, 3 new" in record_replies([one], later)
+        assert "1 new, " in (text := record_replies([two], later))
+        assert text.endswith("left out for an earlier reply to the same request: 1")
+        assert at_once.read_bytes() == later.read_bytes()
+        assert "0 new" in record_replies([two, one], later)
+        assert at_once.read_bytes() == later.read_bytes()
+    texts = [text for text, *_ in read_replies(later).rows.values()]
+    assert sorted(texts) == ["1", "2", "3", "4"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
+
+
+def test_thousands_of_replies_are_a_few_hundred_kilobytes(tmp_path):
+    words = (pathlib.Path(__file__).parents[2] / "README.md").read_text().split()
+    replies = {f"{i}": " ".join(words[i % 900 : i % 900 + i % 30]) for i in range(300)}
+    record_replies([filled(tmp_path / "c", replies)], tmp_path / "r.xz")
+    assert (tmp_path / "r.xz").stat().st_size < 300 * 60
+
+
+HEAD = {"format": FORMAT, "replies": 1, "settings": [{"model": "m"}]}
+
+
+def lines(*values: object) -> bytes:
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no recorded replies"),
+        (b"\xff\xfe\x00", "holds no recorded replies"),
+        (b"SQLite format 3\x00", "holds no recorded replies"),
+        (lines({"question": "Who?"}), "not of the format"),
+        (lines([1]), "not of the format"),
+        (lines({"format": FORMAT}), "of None replies"),
+        (lines(HEAD), "it has 0 of 1 replies"),
+        (lines(HEAD, ["00", "x", 1, 2])[:-5], "holds no recorded replies"),
+        (lines(HEAD, ["00", "x", 1]), "line 2 is not a key, a text and two numbers"),
+        (lines(HEAD, ["00", "x", 1, "2"]), "line 2 is not a key"),
+        (lines(HEAD, 3), "holds no recorded replies"),
+        (lines(HEAD | {"settings": 3}, ["00", "x", 1, 2]), "holds no recorded replies"),
+        (lines(HEAD, ["00", "x", 1, 2], ["00", "y", 1, 2]), "line 3 is another reply to the requ"),
+        (lzma.compress(lines(HEAD, ["00", "x", 1, 2]))[:-20], "damaged xz file"),
+    ],
+)
+def test_an_unreadable_file_is_refused_before_any_request(tmp_path, content, message):
+    file = tmp_path / "r"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        offline(file)
+    assert str(file) in str(error.value)
+    with pytest.raises(UserError, match=message):
+        record_replies([filled(tmp_path / "c", {"a": "1"})], file)
+    assert file.read_bytes() == content
+
+
+def test_a_cache_that_cannot_be_read_is_named_and_not_created(tmp_path):
+    (tmp_path / "text").write_bytes(b"no database" * 1000)
+    sqlite3.connect(tmp_path / "empty").execute("CREATE TABLE t (x)")
+    for name in ("absent", "text", "empty"):
+        with pytest.raises(UserError, match=f"{name}: no replies can be read.*give the llm_cache"):
+            record_replies([tmp_path / name], tmp_path / "r")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "text"]
+    with pytest.raises(UserError, match="does not exist"):
+        offline(tmp_path / "r")
+
+
+def test_a_table_is_repeated_offline_with_equal_scores_and_costs(tmp_path, capsys):
+    rows = [{"id": f"q{i}", "question": f"Who is {i}?", "answers": [f"{i}"]} for i in range(3)]
+    questions = tmp_path / "q.jsonl"
+    questions.write_bytes(lines(*rows))
+
+    def table(*options: str) -> str:
+        args = ["--systems=direct", "--retriever=http://127.0.0.1:1", "--json", "--prices=1,2"]
+        assert main(["evaluate", f"--questions={questions}", *args, *options]) == 0
+        return capsys.readouterr().out
+
+    with serving(lambda body: said(body) if "grade" not in str(body) else "True") as (address, _):
+        models = [f"--{role}=openai:m@{address}" for role in ("llm", "judge")]
+        live = table(*models, f"--out={tmp_path}/t.json")
+    assert main(["replies", f"{tmp_path}/{FILE}", f"--out={tmp_path}/r"]) == 0
+    assert "6 replies of m" in capsys.readouterr().out
+    offline = ("--llm=openai:m", "--judge=openai:m", f"--replies={tmp_path}/r", "--replies-only")
+    assert table(*offline) == live
+    assert json.loads(live)["direct"]["costs"]["dollars"] > 0
+    rows.append({"id": "new", "question": "Who is new?", "answers": ["x"]})
+    questions.write_bytes(lines(*rows))
+    assert main(["evaluate", f"--questions={questions}", "--systems=direct", *offline]) == 2
+
+
+def test_recorded_replies_are_checked_instead_of_a_server(tmp_path):
+    record_replies([filled(tmp_path / FILE, {"a": "1"})], tmp_path / "r")
+    config = OpenAIConfig("m", replies=f"{tmp_path}/r", replies_only=True)
+    (finding,) = _check_reply("llm", config)
+    assert (finding.level, finding.text) == ("ok", f"{tmp_path}/r holds 1 reply of m")
+
+
+@pytest.mark.slow
+def test_a_run_is_repeated_offline_with_equal_results(tmp_path, capsys):
+    """As anybody repeats it who has the file: no server, no key, no cache."""
+    small = {**SMALL, "run.steps": 1, "llm.kind": "openai", "llm.model": "m"}
+    config = [f"--config={CONFIGS}/tiny/c3po.py", *(f"--config.{k}={v}" for k, v in small.items())]
+
+    def train(name: str, *options: str) -> int:
+        own = [f"--config.{option}" for option in options]
+        return main(["train", *config, f"--workdir={tmp_path}/{name}", *own])
+
+    def results(name: str) -> tuple[list[dict[str, object]], list[str]]:
+        rows = [
+            {key: value for key, value in row.items() if not key.startswith(UNSEEDED)}
+            for row in read_rows(tmp_path / name / "metrics.jsonl")
+        ]
+        files = sorted((tmp_path / name / "predictions").iterdir())
+        return rows, [file.read_text() for file in files]
+
+    with serving(said) as (address, seen):
+        assert train("live", f"llm.base_url={address}") == 0
+    assert main(["replies", f"{tmp_path}/live/{FILE}", f"--out={tmp_path}/r.xz"]) == 0
+    recorded = (f"llm.replies={tmp_path}/r.xz", "llm.replies_only=True", "llm.cache=False")
+    assert train("again", *recorded) == 0
+    assert results("again") == results("live") and results("live")[0][-1]["llm_prompt_tokens"] > 0
+    # Other questions have other requests.
+    assert train("other", "seed=1", *recorded) == 2
+    assert "r.xz has no reply of m to the request" in capsys.readouterr().err
