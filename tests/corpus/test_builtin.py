@@ -1,39 +1,103 @@
 """Laws of the packaged data: names resolve, splits are disjoint, and gold is in the corpus."""
 
+import collections
+import gzip
+import hashlib
+import itertools
+import re
+
 import pytest
 
-from jax_ragrl.corpus.builtin import data_file
+from jax_ragrl.corpus.builtin import SETS, data_file
 from jax_ragrl.corpus.formats import load_passages, load_questions
 from jax_ragrl.corpus.mixture import load_mixture
 from jax_ragrl.errors import UserError
 
+SIZES = {
+    "nq": {"corpus": 7359, "train": 1112, "dev": 100, "test": 400},
+    "mixture": {"corpus": 23071, "train": 951, "dev": 160, "test": 1204},
+    "musique": {"corpus": 6602, "test": 115},
+}
+# Of the uncompressed files: recorded replies and results belong to these questions and passages.
+HASHES = {
+    "mixture:corpus": "d847c718a43929fb1f466816bc03812d1ed76c03e0f711c6f7f608124adba303",
+    "mixture:train": "fc8ec217407707a935c114a4ed4a40a186f9e1aeadc7ce04d3ee01a6efecc793",
+    "mixture:dev": "63cd306c5048949d92ed79b6b067aef3fc203b4d58797822ea93b25a98eaed3d",
+    "mixture:test": "0f69a7fc38791859ec2aed07e9ede9374b6501ef7cd7772484fc4a0d47e97649",
+    "musique:corpus": "1c6129514a3268bfc5201ab5b35903025f7e5be97cc9424408894942134bac58",
+    "musique:test": "3a6e72bf3da129c2c8c84eefd9ca505c5afd6fd56f8cc1947be133ee458fbcdc",
+}
 
-def test_every_name_is_a_file_and_every_gold_passage_is_in_the_corpus():
-    ids = {passage.id for passage in load_passages(data_file("nq:corpus"))}
-    sizes = {}
-    for split in ("train", "dev", "test"):
-        questions = load_questions(data_file(f"nq:{split}"))
-        sizes[split] = len(questions)
-        assert all(q.answers and q.gold and set(q.gold) <= ids for q in questions)
-    assert sizes == {"train": 1112, "dev": 100, "test": 400}
-    assert len(ids) == 7359
+
+def words(question):
+    return frozenset(re.findall(r"\w+", question.text.lower()))
 
 
-def test_no_question_is_in_two_splits():
+@pytest.mark.parametrize("name", SETS)
+def test_every_name_is_a_file_and_every_gold_passage_is_in_the_corpus(name):
+    ids = [passage.id for passage in load_passages(data_file(f"{name}:corpus"))]
+    sizes = {"corpus": len(set(ids))}
+    for split in SETS[name][1:]:
+        questions = load_questions(data_file(f"{name}:{split}"))
+        sizes[split] = len({q.id for q in questions})
+        assert all(q.answers and q.gold and set(q.gold) <= set(ids) for q in questions)
+    assert sizes == SIZES[name]
+    assert len(ids) == SIZES[name]["corpus"]
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_the_files_are_those_that_were_recorded(name):
+    assert hashlib.sha256(gzip.decompress(data_file(name).read_bytes())).hexdigest() == HASHES[name]
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if "train" in SETS[name]])
+def test_no_question_is_in_two_splits(name):
     texts = [
-        {" ".join(q.text.lower().split()) for q in load_questions(data_file(f"nq:{split}"))}
+        {" ".join(q.text.lower().split()) for q in load_questions(data_file(f"{name}:{split}"))}
         for split in ("train", "dev", "test")
     ]
-    assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
+    assert not any(a & b for a, b in itertools.combinations(texts, 2))
+
+
+def test_no_trained_question_is_near_one_of_another_file_or_of_musique():
+    names = ("mixture:train", "mixture:dev", "mixture:test", "musique:test")
+    files = [list(map(words, load_questions(data_file(name)))) for name in names]
+    near = [
+        (a, b)
+        for one, other in itertools.combinations(files, 2)
+        for a, b in itertools.product(one, other)
+        if len(a & b) >= 0.85 * len(a | b)
+    ]
+    assert not near
+
+
+def test_the_mixture_keeps_the_division_of_nq():
+    """A test question of `nq` is never trained on."""
+    old = {s: {f"nq/{q.id}" for q in load_questions(data_file(f"nq:{s}"))} for s in SETS["nq"][1:]}
+    new = {s: {q.id for q in load_questions(data_file(f"mixture:{s}"))} for s in SETS["nq"][1:]}
+    assert old["test"] <= new["test"]
+    assert old["dev"] <= new["dev"]
+    assert {i for i in new["train"] if i.startswith("nq/")} <= old["train"]
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_the_first_questions_of_the_mixture_hold_each_kind_in_proportion(split):
+    questions = load_questions(data_file(f"mixture:{split}"))
+    first = collections.Counter(q.kind for q in questions[:80])
+    for kind, count in collections.Counter(q.kind for q in questions).items():
+        assert abs(first[kind] - count * 80 / len(questions)) <= 1.5, kind
 
 
 def test_a_name_is_accepted_where_a_question_file_is():
     assert [q.id for q in load_mixture("nq:dev")][:2] == ["dev0", "dev1"]
 
 
-def test_an_unknown_name_names_those_that_exist():
-    with pytest.raises(UserError, match="nq:test"):
-        data_file("nq:validation")
+@pytest.mark.parametrize(
+    ("name", "hint"), [("nq:validation", "nq:test"), ("musique:train", ":test")]
+)
+def test_an_unknown_name_names_those_that_exist(name, hint):
+    with pytest.raises(UserError, match=hint):
+        data_file(name)
 
 
 def test_any_other_text_is_a_path():
