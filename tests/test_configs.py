@@ -23,10 +23,9 @@ from jax_ragrl.warmstart.demos import load_warm_start
 from jax_ragrl.warmstart.finetune import load_finetune
 from jax_ragrl.warmstart.warmup import load_warmup
 
-FILES = sorted(CONFIGS.glob("**/*.py"))
+FILES = sorted(CONFIGS.glob("**/[!_]*.py"))  # one with an underscore is a part of others
 FULL = (*PAPERS, "coda:code", "coda:alone", "mao_arag:code", "mmoa_rag:code", "opera:code")
 TINY = [f"tiny/{file.stem}" for file in FILES if file.parent.name == "tiny"]
-REAL = [f"smollm2/{file.stem}" for file in FILES if file.parent.name == "smollm2"]
 GIVEN = {
     "policy": "models/policy",
     "index.encoder": "models/encoder",
@@ -42,12 +41,13 @@ DEMOS = {
     "tiny/sft_mao_arag": TAUGHT,
     "warmup_c3po": TAUGHT | {"policy": "models/policy"},
     "smollm2/warm_start": TAUGHT,
+    "real/warm_start": TAUGHT,
 }
 
 
 def given_to(name: str) -> dict[str, str]:
     """The paths that a config of full size leaves to the user."""
-    if name in DEMOS or name.startswith(("tiny/", "smollm2/")):
+    if name in DEMOS or name.startswith(("tiny/", "smollm2/", "real/")):
         return DEMOS.get(name, {})
     return GIVEN | (POOL if name.startswith("opera") else {})
 
@@ -200,7 +200,7 @@ def test_c3po_trains_on_every_question_once():
     assert run.steps * run.questions_per_step == 6 * 6000
 
 
-@pytest.mark.parametrize("name", ["mmoa_rag", "tiny/mmoa_rag", "smollm2/mmoa_rag"])
+@pytest.mark.parametrize("name", ["mmoa_rag", "tiny/mmoa_rag", "smollm2/mmoa_rag", "real/mmoa_rag"])
 def test_the_penalty_for_long_answers_can_fire(name):
     """A word needs at least one token, and the stop token is one too."""
     values = load(name, given_to(name))["recipe"]

@@ -14,7 +14,8 @@ CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGE.parent / "configs"
 
 def shipped_configs() -> dict[str, str]:
     """Returns the first line of the docstring of each shipped config, by its name `configs/...`."""
-    files = sorted(path for path in CONFIGS.rglob("*.py") if "__pycache__" not in path.parts)
+    # A name with an underscore is a part of the configs beside it.
+    files = sorted(path for path in CONFIGS.rglob("[!_]*.py") if "__pycache__" not in path.parts)
     # Parsed, because importing a config loads its libraries.
     modules = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in files}
     return {n: (ast.get_docstring(m) or "").partition("\n")[0] for n, m in modules.items()}

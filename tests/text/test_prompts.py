@@ -22,3 +22,9 @@ def test_a_style_with_a_slash_is_a_path(tmp_path):
     with pytest.raises(UserError, match="mine/other.txt"):
         template(style, "other")
     assert template("c3po_tiny", "document").template
+
+
+@pytest.mark.parametrize("name", ["answer", "answer_direct", "document"])
+def test_the_real_systems_ask_their_reader_alike(name):
+    """They share recorded replies, whose requests must be equal to the letter."""
+    assert template("c3po_real", name).template == template("mao_arag_real", name).template
