@@ -1,9 +1,13 @@
 """What the configs of this folder share: policy, data, search, and the frozen model.
 
-The policy is SmolLM2 135M. The frozen model is Qwen2.5-Coder 1.5B behind an OpenAI-compatible
-server on this machine (docs/howto/servers.md): it reads what the policy's choices lead to, and is
-never trained. Questions of one hop and of several share one index of words (`mixture`,
-jax_ragrl/data/mixture/README.md).
+The policy is SmolLM2 135M. The frozen model reads what the policy's choices lead to, and is never
+trained. It is Qwen2.5-Coder 1.5B (qwen2.5-coder-1.5b-instruct-q4_k_m.gguf, Apache-2.0, SHA-256
+cc324af070c2ecbf...) behind an OpenAI-compatible server on this machine, for example llama.cpp's:
+
+    llama-server --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --alias qwen2.5-coder-1.5b \
+        --port 8080 --ctx-size 8192 --parallel 2
+
+Questions of one hop and of several share one index of words (jax_ragrl/data/mixture/README.md).
 """
 
 from collections.abc import Mapping
