@@ -59,16 +59,18 @@ def get_config() -> ConfigDict:
             },
             "credit": "siblings",
             "objective": {
-                "loss": "clipped_policy_loss",
+                # Strategies that win are imitated, in three passes over the rollouts: forced
+                # actions are off-policy, and pushing losers down has no bound.
+                "loss": "policy_gradient_loss",
                 "critic": "none",
-                "advantage": "group_normalised",
+                "advantage": "above_mean",
                 "kl": {"where": "none"},
                 "aggregation": "role_sum",
                 "skip_zero_advantage": True,  # every role but the router
             },
-            "optimizer": {"policy_lr": 8e-4, "epochs": 1, "minibatches": 3},
+            "optimizer": {"policy_lr": 8e-4, "epochs": 3, "minibatches": 2},
             "run": {
-                "steps": 80,
+                "steps": 60,
                 "questions_per_step": 24,
                 "save_every": 20,
                 "eval_every": 10,

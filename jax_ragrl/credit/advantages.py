@@ -38,6 +38,19 @@ def group_normalised(reward_K: Tensor) -> Tensor:
     return centred_K / (variance_1**0.5 + 1e-6)
 
 
+def above_mean(reward_K: Tensor) -> Tensor:
+    """Keeps what of `group_centred` is above 0.
+
+      A(i) = max(R(i) - mean of R, 0)
+
+    Oh et al. 2018 (self-imitation learning), eq. 2, with the mean of the group as the value. For
+    forced actions, whose advantage counts whatever their probability: an action that loses is
+    pushed down without a bound, also at the expense of others that share its tokens, whereas
+    imitation of those that win has an optimum.
+    """
+    return group_centred(reward_K).clip(0)
+
+
 def leave_one_out(reward_K: Tensor) -> Tensor:
     """Subtracts from each reward the mean of the *other* rewards.
 

@@ -6,10 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out, whiten
+from jax_ragrl.credit.advantages import (
+    above_mean,
+    group_centred,
+    group_normalised,
+    leave_one_out,
+    whiten,
+)
 from jax_ragrl.credit.returns import monte_carlo
 
-RULES = [group_centred, group_normalised, leave_one_out]
+RULES = [group_centred, group_normalised, leave_one_out, above_mean]
 
 
 def centred(rewards, i):
@@ -27,8 +33,12 @@ def without_own(rewards, i):
     return rewards[i] - sum(rest) / len(rest)
 
 
+def positive(rewards, i):
+    return max(centred(rewards, i), 0.0)
+
+
 @pytest.mark.parametrize(
-    ("rule", "formula"), list(zip(RULES, (centred, normalised, without_own), strict=True))
+    ("rule", "formula"), list(zip(RULES, (centred, normalised, without_own, positive), strict=True))
 )
 @pytest.mark.parametrize("size", [2, 3, 8, 33])
 def test_the_group_rules_equal_their_equations(rule, formula, size):
@@ -45,7 +55,7 @@ def test_equal_rewards_have_exactly_no_advantage(rule, reward):
         assert not rule(np.full(size, reward, np.float32)).any()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES[:3])
 def test_fractional_rewards_are_compared_unrounded(rule):
     actual = rule(np.float32([0.37, 0.36, 0.35]))
     expected = {group_centred: 0.01, group_normalised: 1.0, leave_one_out: 0.015}[rule]
