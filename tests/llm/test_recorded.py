@@ -114,6 +114,10 @@ def test_equal_replies_make_equal_bytes_and_the_first_of_two_stays(tmp_path):
         assert at_once.read_bytes() == later.read_bytes()
         assert "0 new" in record_replies([two, one], later)
         assert at_once.read_bytes() == later.read_bytes()
+    three = filled(tmp_path / "three", {"d": "4", "b": "2"})
+    assert "2 new" in record_replies([three], tmp_path / "y")
+    assert "2 new" in record_replies([one], tmp_path / "y")
+    assert (tmp_path / "y").read_bytes() == (tmp_path / "at_once.x").read_bytes()
     texts = [text for text, *_ in read_replies(later).rows.values()]
     assert sorted(texts) == ["1", "2", "3", "4"]
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []

@@ -1,0 +1,38 @@
+"""llama.cpp's own server with SmolLM2, in a process that tests may kill."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from jax_ragrl.models.by_name import SMOLLM2, SMOLLM2_PACKAGE, local_model
+
+MISSING = [n for n in ("xllamacpp", SMOLLM2_PACKAGE) if importlib.util.find_spec(n) is None]
+# Threads of llama.cpp wait for each other busily, which is slow on a core that others use.
+SERVER = """
+import sys, threading, xllamacpp
+
+params = xllamacpp.CommonParams()
+params.model.path, params.model_alias = sys.argv[1], {sys.argv[2]}
+params.hostnames, params.port = ["127.0.0.1"], 0
+params.n_parallel, params.n_ctx = 1, 2048
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+threading.Event().wait()
+"""
+
+
+@contextlib.contextmanager
+def llama_cpp() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address to give as `base_url`, and the process of the server."""
+    command = [sys.executable, "-c", SERVER, str(local_model(SMOLLM2)), SMOLLM2]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        try:
+            yield f"{process.stdout.readline().strip()}/v1", process
+        finally:
+            process.kill()
