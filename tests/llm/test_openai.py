@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,9 @@ from jax_ragrl.run.short_names import parse_llm
 from jax_ragrl.runtime.servers import take_counts, wait_for
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
-from tests.llm.server import completion, serving
+from tests.llm.server import serving
+
+NO_REQUEST = {"concurrency": 0, "retries": -1, "timeout": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -86,16 +87,6 @@ def test_a_reply_costs_what_its_server_says():
     assert (reply.prompt_tokens, reply.completion_tokens) == (1, 1)
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 5}])
-def test_a_reply_without_usage_is_plain_text(usage):
-    def said(body):
-        return json.dumps({**completion(body, "Ulm"), "usage": usage}).encode()
-
-    with serving(said) as (address, _):
-        (reply,) = OpenAILLM("m", address).complete([asked("q")])
-    assert reply == "Ulm" and not isinstance(reply, MeteredReply)
-
-
 def test_a_busy_server_is_asked_again():
     states = iter([429, 500, "late"])
     with serving(lambda body: next(states)) as (address, seen):
@@ -119,27 +110,6 @@ def test_a_permanent_refusal_is_a_failure():
     assert good == "good" and isinstance(bad, EffectError) and "answer" in str(bad)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"choices": [',
-        b"<html>502</html>",
-        b'{"choices": []}',
-        b'{"choices": null}',
-        b'{"choices": [{"index": 0}]}',
-        b'{"choices": [{"index": 0, "finish_reason": "content_filter", "message": null}]}',
-        b'{"error": {"message": "overloaded"}}',
-        b"null",
-        b"[1]",
-    ],
-)
-def test_a_malformed_completion_fails_only_its_request(body):
-    with serving(lambda sent: body if "bad" in str(sent) else "good") as (address, _):
-        bad, good = OpenAILLM("m", address, retries=0).complete([asked("bad"), asked("q")])
-    assert good == "good" and isinstance(bad, EffectError)
-    assert str(bad).startswith(f"m at {address} failed on answer: ")
-
-
 def test_a_key_may_end_in_a_newline(monkeypatch):
     """Files of secrets do; no header may contain one."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret\n")
@@ -155,10 +125,17 @@ def test_a_server_of_ones_own_needs_no_key(monkeypatch):
         OpenAILLM("m")
 
 
-@pytest.mark.parametrize("model, address", [("m", "localhost:8000"), ("", "http://h:1/v1")])
-def test_an_invalid_server_is_refused_before_any_request(model, address):
-    with pytest.raises(UserError, match="http://HOST:PORT"):
-        OpenAILLM(model, address)
+@pytest.mark.parametrize(
+    ("model", "address", "options", "message"),
+    [
+        ("m", "localhost:8000", {}, "http://HOST:PORT"),
+        ("", "http://h:1/v1", {}, "http://HOST:PORT"),
+        *(("m", "http://h:1/v1", {k: x}, "allow no request") for k, x in NO_REQUEST.items()),
+    ],
+)
+def test_an_invalid_server_is_refused_before_any_request(model, address, options, message):
+    with pytest.raises(UserError, match=message):
+        OpenAILLM(model, address, **options)
 
 
 def test_concurrency_and_timeout_come_from_the_config():
@@ -308,9 +285,3 @@ def test_a_request_whose_equal_was_interrupted_is_sent_itself():
 
         assert wait_for(run()) == "x" and len(seen) == 2
         release.set()
-
-
-@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0}])
-def test_numbers_that_allow_no_request_are_refused(wrong):
-    with pytest.raises(UserError, match="allow no request"):
-        OpenAILLM("m", "http://localhost:1/v1", **wrong)

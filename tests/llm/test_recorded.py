@@ -45,7 +45,7 @@ def said(body) -> bytes:
 def filled(cache: pathlib.Path, replies: dict[str, str]) -> pathlib.Path:
     """Returns a cache of replies by the text of their requests, of the model `m`."""
     for text, reply in replies.items():
-        body = {"model": "m", "messages": [{"content": text}], "temperature": 0.0}
+        body = {"model": "m", "messages": [{"content": text}], "max_tokens": ord(text[0])}
         ReplyCache(cache).put(request_key(body, 0), MeteredReply(reply, 7, 2), body)
     return cache
 
@@ -118,6 +118,9 @@ def test_equal_replies_make_equal_bytes_and_the_first_of_two_stays(tmp_path):
     assert "2 new" in record_replies([three], tmp_path / "y")
     assert "2 new" in record_replies([one], tmp_path / "y")
     assert (tmp_path / "y").read_bytes() == (tmp_path / "at_once.x").read_bytes()
+    head = json.loads(at_once.with_suffix(".x").read_text().partition("\n")[0])
+    limits = [settings["max_tokens"] for settings in head["settings"]]
+    assert limits == [97, 98, 99, 100] and head["replies"] == 4
     texts = [text for text, *_ in read_replies(later).rows.values()]
     assert sorted(texts) == ["1", "2", "3", "4"]
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
