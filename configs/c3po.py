@@ -1,6 +1,6 @@
 """C-3PO with a real policy, retriever and frozen language model (Chen et al. 2025).
 
-    ragrl index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
+    ragrl data index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
     ragrl train --config=configs/c3po.py --workdir=runs/c3po \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
         --config.data.files.corpus=corpus.jsonl ...

@@ -1,6 +1,6 @@
 """CoDA on NQ and HotpotQA with a 3B base model (WSDM 2026, section 4; its code for the rest).
 
-    ragrl index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
+    ragrl data index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
     ragrl train --config=configs/coda.py --workdir=runs/coda \
         --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
@@ -11,7 +11,7 @@
 Policy: Qwen2.5-3B (base).
 
 Retriever: e5-base-v2 over the Wikipedia of December 2018, top 3. Search-R1's vectors of this corpus
-can be imported (`ragrl index --passage-prefix="passage: " --query-prefix="query: "
+can be imported (`ragrl data index --passage-prefix="passage: " --query-prefix="query: "
 --vectors e5_Flat.index ...`).
 
 Result in the paper: mean exact match of .407 over seven sets, against .380 for AutoRefine and .312

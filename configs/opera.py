@@ -1,6 +1,6 @@
 """OPERA with MAPGRPO on MuSiQue, HotpotQA and 2WikiMultiHopQA (Liu et al. 2026, table 6).
 
-    ragrl index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
+    ragrl data index --corpus corpus.jsonl --encoder FOLDER --kind exact --out runs/index
     ragrl warmup pool --config=configs/opera.py --config.recipe.plan_reward=code \
         --writer openai:MODEL@URL --out pool.jsonl ...
     ragrl train --config=configs/opera.py --workdir=runs/opera \

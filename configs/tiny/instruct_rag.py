@@ -1,7 +1,7 @@
 """InstructRAG on the synthetic corpus with a tiny policy, on two CPU cores.
 
     ragrl warmup sft --config=configs/tiny/instruct_rag.py --out=runs/instruct_rag
-    ragrl data world --out runs/world && ragrl index --corpus runs/world/passages.jsonl \
+    ragrl data world --out runs/world && ragrl data index --corpus runs/world/passages.jsonl \
         --encoder hashed --out runs/index
     ragrl evaluate --systems instruct_rag --corpus runs/world/passages.jsonl \
         --questions runs/world/test.jsonl --index runs/index --llm runs/instruct_rag/checkpoint

@@ -1,7 +1,7 @@
 """RetRobust on the synthetic corpus with a tiny policy, on two CPU cores.
 
     ragrl warmup sft --config=configs/tiny/retrobust.py --out=runs/retrobust
-    ragrl data world --out runs/world && ragrl index --corpus runs/world/passages.jsonl \
+    ragrl data world --out runs/world && ragrl data index --corpus runs/world/passages.jsonl \
         --encoder hashed --out runs/index
     ragrl evaluate --systems standard_rag --corpus runs/world/passages.jsonl \
         --questions runs/world/test.jsonl --index runs/index --llm runs/retrobust/checkpoint

@@ -1,4 +1,4 @@
-"""Commands about configs: `config`, `validate` and `plan`."""
+"""Commands about configs: `config show`, `config validate` and `config plan`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,14 @@ PLAN = (
 
 
 def add_config(command: AddCommand) -> None:
+    _add_show(command)
+    _add_validate(command)
+    _add_plan(command)
+
+
+def _add_show(command: AddCommand) -> None:
     summary = "print all keys of a config with value, default, type and meaning"
-    sub = command("config", run_config, summary, takes_config=True)
+    sub = command("config show", run_config, summary, takes_config=True)
     file = "config file (default: print the files that ship with the package)"
     sub.add_argument("file", nargs="?", metavar="FILE[:ARGUMENT]", help=file)
     section = "print the keys below this one only, such as optimizer"
@@ -34,9 +40,9 @@ def add_config(command: AddCommand) -> None:
     sub.epilog = "--config.a.b=VALUE overrides a key of the file."
 
 
-def add_validate(command: AddCommand) -> None:
+def _add_validate(command: AddCommand) -> None:
     summary = "check a config and all that it names, before anything is spent"
-    sub = command("validate", run_validate, summary, takes_config=True)
+    sub = command("config validate", run_validate, summary, takes_config=True)
     workdir = "folder of the run, whose index is checked (default: that of index.folder)"
     sub.add_argument("--workdir", type=local, help=workdir)
     quick = "leave out the checks that ask endpoints or load models"
@@ -44,9 +50,9 @@ def add_validate(command: AddCommand) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object per finding")
 
 
-def add_plan(command: AddCommand) -> None:
+def _add_plan(command: AddCommand) -> None:
     summary = "compute the memory that a config needs per device, and its least times"
-    sub = command("plan", run_plan, summary, takes_config=True)
+    sub = command("config plan", run_plan, summary, takes_config=True)
     sub.description = PLAN
     shape = f"architecture of the policies: a published name, or {MODEL_FORMS}"
     sub.add_argument("--shape", help=f"{shape} (default: config.policy)")
@@ -118,7 +124,7 @@ def run_plan(options: argparse.Namespace) -> None:
     values = load_config(None, options.config)
     if (kind := kind_of(values).name) != RUN:
         raise UserError(
-            f"--config is one of supervised training ({kind}), but 'ragrl plan' only plans "
+            f"--config is one of supervised training ({kind}), but 'ragrl config plan' only plans "
             "runs of 'ragrl train': give the config of the run that continues from its policy. "
             "Supervised training has the policy and its optimizer alone, no critic, reference or "
             "sampler"

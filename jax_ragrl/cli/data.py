@@ -1,4 +1,4 @@
-"""Commands that prepare data: `data world`, `data split`, `replies` and `index`."""
+"""Commands that prepare data: `data world`, `data split`, `data index` and `replies`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def add_data(command: AddCommand) -> None:
     sub.add_argument("--shares", required=True, metavar="TRAIN,DEV,TEST", help=shares)
     add_fields_option(sub)
     sub.add_argument("--out", type=local, required=True, help="output folder: SPLIT.jsonl")
+    _add_index(command)
 
 
 def add_replies(command: AddCommand) -> None:
@@ -46,8 +47,8 @@ def add_replies(command: AddCommand) -> None:
     sub.add_argument("--out", type=local, required=True, metavar="FILE", help=out)
 
 
-def add_index(command: AddCommand) -> None:
-    sub = command("index", run_index, "encode a corpus and build its search index")
+def _add_index(command: AddCommand) -> None:
+    sub = command("data index", run_index, "encode a corpus and build its search index")
     corpus = "file or folder of passages; or several: a folder or pattern of shards, or a,b"
     sub.add_argument("--corpus", type=data_path, help=corpus)
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")

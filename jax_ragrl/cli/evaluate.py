@@ -99,7 +99,9 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
     )
     corpus = "file or folder of passages (default: those stored in --index)"
     sub.add_argument("--corpus", type=data_path, help=corpus)
-    sub.add_argument("--index", dest="index_folder", type=local, help="folder of 'ragrl index'")
+    sub.add_argument(
+        "--index", dest="index_folder", type=local, help="folder of 'ragrl data index'"
+    )
     retriever = (
         "search server or web search engine (serper, searxng), instead of a corpus and index"
     )

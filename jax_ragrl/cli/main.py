@@ -33,8 +33,8 @@ __all__ = ["CONFIGS", "load_config", "main"]
 # All commands, in the order in which a user needs them.
 TITLES: Sequence[tuple[str, Sequence[Callable[[AddCommand], None]]]] = (
     ("start here", (train.add_quickstart,)),
-    ("your data", (data.add_data, data.add_index, search.add_search)),
-    ("checks", (config.add_config, config.add_validate, config.add_plan)),
+    ("your data", (data.add_data, search.add_search)),
+    ("checks", (config.add_config,)),
     ("a policy", (warmstart.add_warmup, train.add_train)),
     ("its answers", (evaluate.add_report, evaluate.add_evaluate, inference.add_ask)),
     ("its use", (inference.add_serve, search.add_serve_retriever, inference.add_export)),
@@ -42,7 +42,8 @@ TITLES: Sequence[tuple[str, Sequence[Callable[[AddCommand], None]]]] = (
 )
 # Commands that only hold others; `serve` holds one and is a command itself.
 HOLDERS = {
-    "data": "generate the synthetic corpus; divide a file of questions",
+    "data": "generate, divide, index and search passages and questions",
+    "config": "print a config, check all that it names, or compute the memory that it needs",
     "warmup": "prepare a policy for reinforcement learning: demonstrations and supervised training",
     "experiment": "compare arms, systems and seeds; decide claims of the papers",
     "bench": "measure training, sampling, search, a whole step or a server",
@@ -63,7 +64,7 @@ DISK_ERRORS = {
     "File too large": LIMITED,
 }
 MEMORY = (
-    "out of memory ({}): free some, or need less: fewer tokens and rows at a time ('ragrl "
+    "out of memory ({}): free some, or need less: fewer tokens and rows at a time ('ragrl config "
     "plan' says what a config needs, docs/howto/memory.md what lowers it), a smaller model or index"
 )
 THREADS = (
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return CODE
     except KeyboardInterrupt:
         return _report_error("interrupted: the same command continues from what is saved", 130)
-    except BrokenPipeError:  # as of `ragrl config | head`
+    except BrokenPipeError:  # as of `ragrl config show | head`
         return _discard_output()
     # TensorStore raises ValueError when the disk is full; errors of JAX are of RuntimeError.
     except (OSError, ValueError, MemoryError, RuntimeError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""Commands that search: `search` and `serve retriever`."""
+"""Commands that search: `data search` and `serve retriever`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def _add_source_options(sub: argparse.ArgumentParser) -> None:
     """Options that select a retriever, of which one is given."""
-    sub.add_argument("index", nargs="?", metavar="INDEX_FOLDER", help="folder of 'ragrl index'")
+    sub.add_argument(
+        "index", nargs="?", metavar="INDEX_FOLDER", help="folder of 'ragrl data index'"
+    )
     corpus = "file of the passages of INDEX_FOLDER (default: those stored in the folder)"
     sub.add_argument("--corpus", type=data_path, help=corpus)
     workdir = "folder of the run of --config, which holds its index (default: a temporary folder)"
@@ -36,7 +38,7 @@ def _add_source_options(sub: argparse.ArgumentParser) -> None:
 
 def add_search(command: AddCommand) -> None:
     summary = "search an index, or the retriever of a config, and print the passages"
-    sub = command("search", run_search, summary, takes_config=True)
+    sub = command("data search", run_search, summary, takes_config=True)
     _add_source_options(sub)
     query = "text of the query; with --retriever or --config it is the only positional argument"
     sub.add_argument("query", nargs="?", metavar="QUERY", help=query)

@@ -1,6 +1,6 @@
 """Descriptions of config keys, from the dataclasses that a config becomes.
 
-The reference of the documentation and `ragrl config` use them.
+The reference of the documentation and `ragrl config show` use them.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
         return server_retriever(parse_index(settings.retriever), None)
     if settings.retriever or not (corpus and folder):
         raise UserError(
-            "--questions needs --index, the folder that 'ragrl index' wrote, or "
+            "--questions needs --index, the folder that 'ragrl data index' wrote, or "
             "--retriever alone; only --data builds its own index"
         )
     # Checked first, because loading the corpus writes a cache into the folder: a folder that holds

@@ -56,7 +56,8 @@ def parts_of(index: Index) -> Iterator[Index]:
 
 def _counted(folder: str, devices: int) -> dict[str, Any]:
     if not folder:
-        return {"unknown": "it is not built yet: build it with 'ragrl index' and name index.folder"}
+        unknown = "it is not built yet: build it with 'ragrl data index' and name index.folder"
+        return {"unknown": unknown}
     try:
         description, files = read_description(folder), files_folder(folder)
         places = _places(description, files, devices)

@@ -13,7 +13,7 @@ SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
 def plan_text(result: Mapping[str, Any]) -> str:
-    """Returns a plan as a table of two columns; `ragrl plan --json` prints all numbers."""
+    """Returns a plan as a table of two columns; `ragrl config plan --json` prints all numbers."""
     rows = [*_memory(result), *_work(result)]
     for name, value in result.get("changes", {}).items():
         text = str(value).replace(" ", "")  # command lines split at spaces

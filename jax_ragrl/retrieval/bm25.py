@@ -235,7 +235,7 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{folder / FOLDER} cannot be read ({type(error).__name__}: {error}): rerun 'ragrl "
-            "index'"
+            "data index'"
         ) from error
 
 

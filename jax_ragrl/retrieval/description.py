@@ -41,8 +41,8 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
         description = None
     if not _is_complete(description):
         raise UserError(
-            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first, or delete the "
-            "folder if 'ragrl train' made it"
+            f"{folder} holds no complete index ({FILE}): run 'ragrl data index' first, or delete "
+            "the folder if 'ragrl train' made it"
         )
     return description
 
@@ -88,8 +88,8 @@ def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corp
     if description["corpus"] != corpus.fingerprint:
         raise UserError(
             f"index {folder} was built for corpus {description['corpus']}, but "
-            f"{corpus.fingerprint} is loaded: rerun 'ragrl index', or give the corpus it was built "
-            "for"
+            f"{corpus.fingerprint} is loaded: rerun 'ragrl data index', or give the corpus "
+            "it was built for"
         )
 
 

@@ -141,6 +141,6 @@ class HashedEncoder:
         # Of a damaged archive, NumPy raises what its parts raise: zipfile, zlib, and itself.
         except (OSError, LookupError, ValueError, EOFError, BadZipFile, zlib.error) as error:
             raise UserError(
-                f"{folder / FILE} cannot be read ({error}): rerun 'ragrl index', or delete the "
-                "folder if 'ragrl train' made it"
+                f"{folder / FILE} cannot be read ({error}): rerun 'ragrl data index', or delete "
+                "the folder if 'ragrl train' made it"
             ) from error

@@ -260,7 +260,7 @@ def open_index(
         raise UserError(
             f"index {folder} was built with the encoder {description['encoder']}, but "
             f"{encoder.describe()} is loaded: name the encoder of the index, or rerun 'ragrl "
-            "index' in another folder"
+            "data index' in another folder"
         )
     return _open(files, description, corpus, encoder)
 
@@ -338,7 +338,7 @@ def _refuse_other(folder: pathlib.Path, fingerprint: str, path: pathlib.Path) ->
     if expected not in ("", fingerprint):
         raise UserError(
             f"index {folder} was built for corpus {expected}, but {path} holds {fingerprint}: "
-            "rerun 'ragrl index', or give the corpus it was built for"
+            "rerun 'ragrl data index', or give the corpus it was built for"
         )
 
 
@@ -454,7 +454,7 @@ def run_index(
     reading: Reading = AS_IS,
     **prefixes: str | None,
 ) -> dict[str, Any]:
-    """Builds an index from a file; implements `ragrl index`.
+    """Builds an index from a file; implements `ragrl data index`.
 
     Args:
       corpus_path: passages in any known format.

@@ -166,7 +166,7 @@ class ScannSearcher:
             return cls.from_vectors(read_array(vectors))
         pybind = _pybind()
         if not (folder / "scann_assets.pbtxt").is_file():
-            raise UserError(f"{folder} holds no ScaNN searcher: rerun 'ragrl index'")
+            raise UserError(f"{folder} holds no ScaNN searcher: rerun 'ragrl data index'")
         return cls(pybind.load_searcher(str(folder)), count, setting)
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

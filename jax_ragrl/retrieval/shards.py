@@ -270,7 +270,8 @@ class MappedArray:
         if hashlib.sha256(content).hexdigest() != self._hashes[number]:
             raise UserError(
                 f"{_file(self._folder, number)} is damaged (it has other bytes than were written): "
-                "rerun 'ragrl index', or delete the folder of the index if 'ragrl train' made it"
+                "rerun 'ragrl data index', or delete the folder of the index if 'ragrl train' made "
+                "it"
             )
 
     def __getitem__(self, rows: slice) -> np.ndarray:
@@ -324,14 +325,14 @@ def _recorded_hashes(folder: pathlib.Path, count: int) -> list[str]:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{file} is damaged ({type(error).__name__}: {error}): rerun 'ragrl index', or delete "
-            "the file to leave out the check of the vectors"
+            f"{file} is damaged ({type(error).__name__}: {error}): rerun 'ragrl data index', or "
+            "delete the file to leave out the check of the vectors"
         ) from error
     return hashes
 
 
 def _unreadable(folder: pathlib.Path, why: str) -> UserError:
-    return UserError(f"{folder} has no readable vectors ({why}): rerun 'ragrl index'")
+    return UserError(f"{folder} has no readable vectors ({why}): rerun 'ragrl data index'")
 
 
 def read_array(folder: pathlib.Path) -> np.ndarray:

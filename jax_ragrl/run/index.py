@@ -102,7 +102,7 @@ def _one_builder(folder: pathlib.Path) -> Iterator[None]:
 
     An index that exists is opened without a lock, since its folder may be read-only.
     """
-    # A command that holds the lock already, such as `ragrl index`, keeps it afterwards.
+    # A command that holds the lock already, such as `ragrl data index`, keeps it afterwards.
     is_new_lock = on_process_zero(lambda: lock_unless_done(folder, folder / INDEX_FILE))
     try:
         yield

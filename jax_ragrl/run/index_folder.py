@@ -38,7 +38,7 @@ def open_folder(
     """Opens an index of any kind with the corpus for which it was built.
 
     Args:
-      folder: written by `ragrl index` or by a run.
+      folder: written by `ragrl data index` or by a run.
       corpus: the same passages in the same order.
       llm: loads the frozen language model, for a pipeline that it reranks.
 
@@ -56,7 +56,7 @@ def open_folder(
 
 
 def section_of(options: Mapping[str, Any]) -> BM25Index | PipelineIndex | None:
-    """Returns the section that the options of `ragrl index` describe.
+    """Returns the section that the options of `ragrl data index` describe.
 
     None is an index of vectors, which `retrieval.index.run_index` builds.
 
@@ -101,7 +101,7 @@ def build_folder(
     near_duplicates: bool = False,
     reading: Reading = AS_IS,
 ) -> dict[str, Any]:
-    """Builds an index of words or a pipeline from a file; implements `ragrl index`.
+    """Builds an index of words or a pipeline from a file; implements `ragrl data index`.
 
     Args:
       index: the settings, with the folder.

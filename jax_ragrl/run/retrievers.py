@@ -43,7 +43,7 @@ def open_folder(folder: pathlib.Path, corpus: pathlib.Path | None = None) -> Ret
 
     Args:
       folder: the folder of an index.
-      corpus: the file of its passages; None takes those that `ragrl index` has stored with it.
+      corpus: the file of its passages; None takes those that `ragrl data index` has stored with it.
 
     Raises:
       UserError: the folder holds no index, or no passages.

@@ -66,7 +66,7 @@ class Changes:
 def update_index(
     folder: pathlib.Path, add: pathlib.Path | None = None, remove: pathlib.Path | None = None
 ) -> dict[str, Any]:
-    """Adds passages to an index and removes others; implements `ragrl index --add --remove`.
+    """Adds passages to an index and removes others; implements `ragrl data index --add --remove`.
 
     A search has the hits of an index that is built from the changed corpus, except
     for the last bits of the encoder's arithmetic.
@@ -89,8 +89,8 @@ def update_index(
     description = read_description(folder)
     if description["kind"] == PipelineIndex.kind:
         raise UserError(
-            f"{folder} is a pipeline, which has several indexes: rerun 'ragrl index --corpus' on "
-            "the changed passages"
+            f"{folder} is a pipeline, which has several indexes: rerun 'ragrl data index --corpus' "
+            "on the changed passages"
         )
     # All input is checked before the first file is written.
     former = stored_corpus(folder)
@@ -130,7 +130,7 @@ def former_reading(former: Corpus, folder: pathlib.Path) -> Reading:
         if any(CHUNK.search(passage.id) for passage in former.passages):
             raise UserError(
                 f"{folder} has chunks of passages, but {FILE} does not say how they were divided, "
-                "so that new ones cannot be: rerun 'ragrl index --corpus' with --chunk on all "
+                "so that new ones cannot be: rerun 'ragrl data index --corpus' with --chunk on all "
                 "passages"
             )
         return AS_IS
@@ -244,7 +244,7 @@ def known_vectors(folder: pathlib.Path, row_Y: np.ndarray, count: int) -> KnownV
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises `UserError` if the options of `ragrl index` combine an update and a build."""
+    """Raises `UserError` if the options of `ragrl data index` combine an update and a build."""
     for name in BUILD_OPTIONS:
         if options[name]:
             raise UserError(

@@ -153,7 +153,7 @@ class Recipe:
       accepts_judge: whether the verdict of a judge may replace the metric in `reward`.
       trainable: from a forest to the nodes that may be trained, bool `[N]`, whatever the credit;
         None: all.
-      width: the maximum number of actions that the expander samples per prompt; `ragrl plan`
+      width: the maximum number of actions that the expander samples per prompt; `ragrl config plan`
         needs it to size batches.
       reads_leaves: whether the credit depends on the rewards of leaves; otherwise it reads only the
         rewards of actions.

@@ -156,5 +156,5 @@ def check_memory(job: Job) -> Iterator[Finding]:
             f"{text}, but {device.device_kind} has {limit / 2**30:.2f}: use lora, a larger mesh or "
             "a smaller policy"
         )
-    remedy = "'ragrl plan' counts activations too"
+    remedy = "'ragrl config plan' counts activations too"
     yield Finding("ok", "memory", f"{text}; {remedy}")

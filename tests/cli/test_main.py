@@ -51,7 +51,7 @@ def small_policy(tmp_path: pathlib.Path) -> str:
 def test_a_reader_that_leaves_ends_a_command_without_a_message():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "jax_ragrl", "config"]
+    command = [sys.executable, "-m", "jax_ragrl", "config", "show"]
     process = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, "")
@@ -59,7 +59,7 @@ def test_a_reader_that_leaves_ends_a_command_without_a_message():
 
 def test_an_empty_corpus_names_its_file(tmp_path, capsys):
     line = error_line(
-        capsys, "index", "--corpus", write(tmp_path / "c.jsonl"), "--out", str(tmp_path / "i")
+        capsys, "data", "index", f"--corpus={write(tmp_path / 'c.jsonl')}", f"--out={tmp_path}/i"
     )
     assert "c.jsonl" in line
 
@@ -68,8 +68,8 @@ def test_a_missing_field_names_file_line_and_field(tmp_path, capsys):
     corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
     rows = [{"id": "1", "question": "q", "golden_answers": ["a"]}, {"id": "2", "question": "r"}]
     questions = write(tmp_path / "q.jsonl", *rows)
-    out = str(tmp_path / "i")
-    line = error_line(capsys, "index", "--corpus", corpus, "--out", out, "--questions", questions)
+    args = ("--corpus", corpus, "--out", str(tmp_path / "i"))
+    line = error_line(capsys, "data", "index", *args, "--questions", questions)
     assert "q.jsonl" in line and "2" in line and "golden_answers" in line
 
 
@@ -79,7 +79,7 @@ def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
     one = write(tmp_path / "a.jsonl", {"id": "1", "title": "a", "text": "b"})
     other = write(tmp_path / "b.jsonl", {"id": "1", "title": "a", "text": "c"})
     index = str(tmp_path / "i")
-    assert main(["index", "--corpus", one, "--out", index, "--kind", "exact"]) == 0
+    assert main(["data", "index", "--corpus", one, "--out", index, "--kind", "exact"]) == 0
     questions = write(tmp_path / "q.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"]})
     args = ("--corpus", other, "--index", index, "--questions", questions)
     line = error_line(capsys, "evaluate", *args)
@@ -209,7 +209,7 @@ BUCKET = "gs://bucket/run"
         ("quickstart", "--workdir", BUCKET),
         ("experiment", "trials", "--out", BUCKET),
         ("data", "world", "--out", BUCKET),
-        ("index", "--corpus", BUCKET, "--out", "i"),
+        ("data", "index", "--corpus", BUCKET, "--out", "i"),
         ("export", BUCKET, "--out", "o"),
         ("evaluate", "--data", f"x={BUCKET}"),
         ("evaluate", "--data", f"q.json@{BUCKET}"),
@@ -273,7 +273,7 @@ def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(
 
     monkeypatch.setattr(data, "run_world", fail)
     line = error_line(capsys, "data", "world", "--out", "w")
-    assert message in line and re.search(r"ragrl plan|ulimit -u", line)
+    assert message in line and re.search(r"ragrl config plan|ulimit -u", line)
 
 
 def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
@@ -289,7 +289,7 @@ def test_an_index_may_be_in_a_parent_folder(tmp_path, capsys, monkeypatch):
     corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    assert main(["index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
+    assert main(["data", "index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
 
 
 def test_a_negative_limit_is_refused(capsys):
@@ -346,7 +346,7 @@ def test_a_measurement_of_nothing_is_error_line(capsys):
     assert "--prompts" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup tiny", "plan"])
+@pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup tiny", "config plan"])
 def test_the_help_explains_config_options(command, capsys):
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
@@ -372,8 +372,8 @@ def test_without_a_command_the_map_of_commands_is_printed(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
     names = re.findall(r"^  (\w+)  ", text, re.MULTILINE)
-    commands = ["quickstart", "index", "warmup", "train", "evaluate", "serve"]
-    assert [name for name in names if name in commands] == commands and len(names) <= 16
+    commands = ["quickstart", "data", "warmup", "train", "evaluate", "serve"]
+    assert [name for name in names if name in commands] == commands and len(names) <= 13
     assert all(f"\n{title}:\n" in text for title, _ in TITLES)
 
 
@@ -433,7 +433,7 @@ def help_of(capsys, *args: str) -> str:
 
 
 def test_config_without_a_file_lists_the_shipped_configs(capsys):
-    assert main(["config"]) == 0
+    assert main(["config", "show"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert len(lines) == len([p for p in CONFIG.parents[1].rglob("*.py")])
     assert lines["configs/tiny/c3po.py"].startswith("C-3PO on the synthetic corpus")

@@ -32,7 +32,7 @@ sys.stdin.read()
             ["warmup", "sft", f"--config={TINY / 'sft_c3po.py'}", "--config.data.demos=DEMOS"],
             "lock_folder",
         ),
-        (["index", "--corpus=DEMOS", "--kind=bm25"], "lock_folder"),
+        (["data", "index", "--corpus=DEMOS", "--kind=bm25"], "lock_folder"),
         (["warmup", "demos", f"--config={TINY / 'mmoa_rag.py'}", "--writer=labels"], "lock_output"),
         (["warmup", "pool", f"--config={TINY / 'opera.py'}"], "lock_output"),
     ],

@@ -1,4 +1,4 @@
-"""`ragrl search` prints the hits of the retriever that its options name."""
+"""`ragrl data search` prints the hits of the retriever that its options name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("search")
     assert main(["data", "world", "--size", "60", "--out", str(path)]) == 0
     arguments = ["--corpus", f"{path}/passages.jsonl", "--kind", "exact", "--out", f"{path}/index"]
-    assert main(["index", *arguments]) == 0
+    assert main(["data", "index", *arguments]) == 0
     return path
 
 
@@ -32,7 +32,7 @@ def retriever(folder: pathlib.Path):
 
 def test_json_has_the_hits_of_the_index(folder, capsys):
     question = load_questions(folder / "test.jsonl")[0].text
-    assert main(["search", f"{folder}/index", question, "--k", "3", "--json"]) == 0
+    assert main(["data", "search", f"{folder}/index", question, "--k", "3", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     (hits,) = retriever(folder).search([question], 3)
     assert [hit["id"] for hit in row["hits"]] == [p.id for p in hits.passages]
@@ -42,7 +42,7 @@ def test_json_has_the_hits_of_the_index(folder, capsys):
 
 def test_text_has_rank_score_id_title_and_a_marked_snippet(folder, capsys):
     passage = load_corpus(folder / "passages.jsonl").passages[0]
-    assert main(["search", f"{folder}/index", passage.title, "--k", "1"]) == 0
+    assert main(["data", "search", f"{folder}/index", passage.title, "--k", "1"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.split()[0] == "1" and first.split()[2] == passage.id
     assert "**" in first and "**" in second
@@ -51,7 +51,7 @@ def test_text_has_rank_score_id_title_and_a_marked_snippet(folder, capsys):
 def test_a_run_file_has_the_hits_of_every_question(folder, tmp_path):
     run = tmp_path / "a.trec"
     options = ["--questions", f"{folder}/test.jsonl", "--run", str(run), "--tag", "mine"]
-    assert main(["search", f"{folder}/index", *options, "--k", "4"]) == 0
+    assert main(["data", "search", f"{folder}/index", *options, "--k", "4"]) == 0
     questions = load_questions(folder / "test.jsonl")
     rows = [line.split() for line in run.read_text().splitlines()]
     assert {row[0] for row in rows} == {question.id for question in questions}
@@ -62,7 +62,7 @@ def test_a_run_file_has_the_hits_of_every_question(folder, tmp_path):
 
 def test_questions_and_passages_may_be_names(folder, capsys):
     """The names of docs/howto/own_data.md, as in every other command."""
-    words = ["search", f"{folder}/index", "--questions", "nq:dev", "--k", "1", "--json"]
+    words = ["data", "search", f"{folder}/index", "--questions", "nq:dev", "--k", "1", "--json"]
     assert main(words) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["query"] for row in rows] == [q.text for q in load_questions(data_path("nq:dev"))]
@@ -73,7 +73,7 @@ def test_questions_and_passages_may_be_names(folder, capsys):
 def test_queries_of_a_file_are_searched_in_order(folder, tmp_path, capsys):
     (tmp_path / "queries.txt").write_text("who directed it\n\nwhere was she born\n")
     options = ["--queries", f"{tmp_path}/queries.txt", "--json"]
-    assert main(["search", f"{folder}/index", *options]) == 0
+    assert main(["data", "search", f"{folder}/index", *options]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["query"] for row in rows] == ["who directed it", "where was she born"]
 
@@ -89,7 +89,7 @@ def test_a_config_and_a_server_are_searched_like_a_folder(folder, tmp_path, caps
             ["--retriever", address],
             [config, *files, "--workdir", str(tmp_path)],
         ):
-            assert main(["search", *source, "who directed it", "--json"]) == 0
+            assert main(["data", "search", *source, "who directed it", "--json"]) == 0
             lines = capsys.readouterr().out.splitlines()
             outputs.append([line for line in lines if line.startswith("{")])
     assert outputs[0] == outputs[1] == outputs[2]
@@ -107,7 +107,7 @@ def test_a_config_and_a_server_are_searched_like_a_folder(folder, tmp_path, caps
     ],
 )
 def test_a_wrong_call_is_one_line(arguments, message, capsys):
-    assert main(["search", *arguments]) == 2
+    assert main(["data", "search", *arguments]) == 2
     line = capsys.readouterr().err
     assert message in line and line.count("\n") == 1
 
@@ -118,6 +118,6 @@ def test_an_index_without_passages_asks_for_its_corpus(folder, tmp_path, capsys)
     for path in (folder / "index").iterdir():
         if path.name != "passages":
             (copy / path.name).symlink_to(path)
-    assert main(["search", str(copy), "q"]) == 2
+    assert main(["data", "search", str(copy), "q"]) == 2
     assert "give the file (--corpus)" in capsys.readouterr().err
-    assert main(["search", str(copy), "q", "--corpus", f"{folder}/passages.jsonl"]) == 0
+    assert main(["data", "search", str(copy), "q", "--corpus", f"{folder}/passages.jsonl"]) == 0

@@ -20,7 +20,7 @@ from tests.docs.pages import PYTHON, ROOT, SHELL, Block, blocks, commands, pages
 PAGES = pages()
 SHELL_BLOCKS = [block for page in PAGES for block in blocks(page, SHELL)]
 REASON = re.compile(r"not run: \S.{8,}")
-BUILT = ("train", "plan")  # commands whose whole config is on the command line
+BUILT = ("train", "config plan")  # commands whose whole config is on the command line
 
 
 def relative(page: pathlib.Path) -> str:

@@ -187,7 +187,9 @@ def test_cells_of_another_corpus_are_refused(table_of, sets, capsys):
 
 def test_cells_of_another_index_are_refused(table_of, sets, capsys):
     for kind in ("bm25", "exact"):
-        assert main(["index", "--corpus", "corpus.jsonl", "--out", kind, "--kind", kind]) == 0
+        assert (
+            main(["data", "index", "--corpus", "corpus.jsonl", "--out", kind, "--kind", kind]) == 0
+        )
     assert table_of("one.jsonl", "--index", "bm25", "--systems", "direct") == 0
     assert table_of("one.jsonl", "--index", "bm25", "--systems", "direct,ircot") == 0
     assert table_of("one.jsonl", "--index", "exact", "--systems", "direct") == 2
@@ -264,7 +266,7 @@ def test_failures_leave_the_rest_of_a_table(option, broken, code, sets, capsys, 
         return 401 if fails.get(broken) else "x"
 
     monkeypatch.setattr(table, "build_system", build_system)
-    assert main(["index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
+    assert main(["data", "index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
     args = ["--systems", "direct,standard_rag", "--index", "index", "--style", "full"]
     args += [option, "one.jsonl", *(["--out", "t.json"] if option == "--questions" else [])]
     capsys.readouterr()
@@ -302,7 +304,7 @@ def test_finished_rows_survive_an_interruption(sets, capsys, monkeypatch):
         return original(name, *arguments)
 
     monkeypatch.setattr(table, "system_result", system_result)
-    assert main(["index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
+    assert main(["data", "index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
     args = ["--systems", "direct,standard_rag", "--index", "index", "--out", "t.json"]
     with serving(lambda body: "x") as (address, _):
         args += ["--questions", "one.jsonl", "--llm", f"openai:m@{address}", "--style", "full"]
@@ -371,7 +373,7 @@ def test_one_set_needs_an_index(capsys):
 @pytest.mark.parametrize("option", ["--questions", "--data"])
 def test_an_index_brings_its_passages(option, sets, capsys, monkeypatch):
     monkeypatch.chdir(sets)
-    assert main(["index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
+    assert main(["data", "index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
     monkeypatch.setattr(suite, "load_models", lambda settings: None)
     models = types.SimpleNamespace(llm=types.SimpleNamespace(name="a model"))
     monkeypatch.setattr(table, "load_models", lambda settings: models)

@@ -289,9 +289,9 @@ def test_the_models_of_the_papers_have_names(name, size):
 )
 def test_a_config_of_supervised_training_is_refused_by_name(name, capsys):
     config = f"--config={CONFIGS / name}.py"
-    assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 2
+    assert main(["config", "plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 2
     line = capsys.readouterr().err
-    assert "'ragrl plan' only plans runs of 'ragrl train'" in line and line.count("\n") == 1
+    assert "'ragrl config plan' only plans runs of 'ragrl train'" in line and line.count("\n") == 1
 
 
 def test_width_and_policies_come_from_the_recipe():
@@ -319,7 +319,9 @@ def test_the_command_prints_a_plan(monkeypatch, capsys):
     monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", topologies.append)
     monkeypatch.setattr("jax_ragrl.plan.plan", lambda *args: {"args": repr(args)})
     config = f"--config={CONFIGS / 'tiny' / 'opera.py'}"
-    assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4", "--json"]) == 0
+    assert (
+        main(["config", "plan", config, "--shape", "tiny", "--topology", "v5e:4x4", "--json"]) == 0
+    )
     args = json.loads(capsys.readouterr().out)["args"]
     assert topologies == ["v5e:4x4"] and "num_layers=6" in args
     assert "width=6, nucleus=False, learners=('policy',)" in args
@@ -329,9 +331,9 @@ def test_the_default_architecture_is_that_of_the_policy(monkeypatch, capsys):
     monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", lambda _: [])
     monkeypatch.setattr("jax_ragrl.plan.plan", lambda *args: {"layers": args[1].num_layers})
     config = [f"--config={CONFIGS / 'opera.py'}", "--topology", "v5e:4x4", "--json"]
-    assert main(["plan", *config, "--config.policy=Qwen2.5-7B-Instruct"]) == 0
+    assert main(["config", "plan", *config, "--config.policy=Qwen2.5-7B-Instruct"]) == 0
     assert json.loads(capsys.readouterr().out) == {"layers": 28}
-    assert main(["plan", *config]) == 2
+    assert main(["config", "plan", *config]) == 2
     assert "give --shape NAME, or --config.policy=FOLDER" in capsys.readouterr().err
 
 

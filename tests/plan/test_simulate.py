@@ -277,7 +277,7 @@ def test_numbers_have_three_digits_and_a_unit(text, expected):
 def test_the_command_simulates_and_prints_text_or_json(monkeypatch, capsys):
     monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", lambda _: [None] * 8)
     monkeypatch.setattr("jax_ragrl.plan.plan", lambda *_: planned())
-    command = ["plan", f"--config={CONFIGS / 'tiny' / 'c3po.py'}", "--shape=tiny",
+    command = ["config", "plan", f"--config={CONFIGS / 'tiny' / 'c3po.py'}", "--shape=tiny",
                "--topology=v5e:2x4", "--simulate=8,32", "--workload=questions=64"]  # fmt: skip
     assert main([*command, "--json"]) == 0
     assert [step["devices"] for step in json.loads(capsys.readouterr().out)["steps"]] == [8, 32]

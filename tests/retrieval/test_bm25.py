@@ -141,7 +141,7 @@ def test_what_cannot_be_an_index_is_reported(corpus, tmp_path, monkeypatch):
         build_bm25(Corpus((Passage("1", "", "the a of"),)), BM25Index(), tmp_path / "empty")
     build_bm25(corpus, BM25Index(), tmp_path)
     (tmp_path / "bm25" / "indptr.csc.index.npy").unlink()
-    with pytest.raises(UserError, match="cannot be read .*rerun 'ragrl index'"):
+    with pytest.raises(UserError, match="cannot be read .*rerun 'ragrl data index'"):
         open_folder(tmp_path, corpus)
     for values in ({"k1": -1.0}, {"b": 1.5}, {"k1": math.nan}):
         with pytest.raises(UserError, match="use a finite number, at least 0"):

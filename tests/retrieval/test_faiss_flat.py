@@ -66,7 +66,7 @@ def test_imported_vectors_are_probed_not_encoded(name, save, tmp_path, capsys, m
     save(tmp_path / name, vectors)
     monkeypatch.setattr(index, "embed", None)
     files = {k: str(tmp_path / path) for k, path in (FILES | {"vectors": name}).items()}
-    assert main(["index", "--kind=exact", *(f"--{k}={v}" for k, v in files.items())]) == 0
+    assert main(["data", "index", "--kind=exact", *(f"--{k}={v}" for k, v in files.items())]) == 0
     assert json.loads(capsys.readouterr().out)["count"] == 40
     opened = index.open_index(tmp_path / "out", corpus)
     assert opened.search(["word7"], 1)[0].passages[0].id == "7"

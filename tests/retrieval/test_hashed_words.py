@@ -88,10 +88,10 @@ def test_the_description_tells_fits_apart(fitted):
 def test_what_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(UserError, match="dimension is 0"):
         HashedEncoder.fit(PASSAGES, dimension=0)
-    with pytest.raises(UserError, match="ragrl index"):
+    with pytest.raises(UserError, match="ragrl data index"):
         HashedEncoder.load(tmp_path)
     (tmp_path / "hashed.npz").write_bytes(b"no archive")
-    with pytest.raises(UserError, match="ragrl index"):
+    with pytest.raises(UserError, match="ragrl data index"):
         HashedEncoder.load(tmp_path)
 
 

@@ -99,7 +99,7 @@ def test_search_depth_is_bounded_by_the_corpus(corpus):
 def test_another_corpus_is_refused_and_both_fingerprints_named(corpus, tmp_path):
     build(corpus, "exact", tmp_path)
     other = Corpus(PASSAGES[::-1])
-    with pytest.raises(UserError, match="ragrl index") as caught:
+    with pytest.raises(UserError, match="ragrl data index") as caught:
         open_index(tmp_path, other)
     assert corpus.fingerprint in str(caught.value) and other.fingerprint in str(caught.value)
 
@@ -137,7 +137,7 @@ def test_an_encoder_may_have_moved(corpus, tmp_path):
 
 
 def test_only_a_whole_index_opens(corpus, tmp_path):
-    with pytest.raises(UserError, match="run 'ragrl index' first"):
+    with pytest.raises(UserError, match="run 'ragrl data index' first"):
         open_index(tmp_path, corpus)
     build(corpus, "exact", tmp_path)
 
@@ -147,10 +147,10 @@ def test_only_a_whole_index_opens(corpus, tmp_path):
 
     with pytest.raises(RuntimeError):
         build_index(corpus, Failing({}, 0), "exact", tmp_path)
-    with pytest.raises(UserError, match="run 'ragrl index' first"):
+    with pytest.raises(UserError, match="run 'ragrl data index' first"):
         open_index(tmp_path, corpus)
     (tmp_path / "index.json").write_text('{"corpus": "')
-    with pytest.raises(UserError, match="run 'ragrl index' first"):
+    with pytest.raises(UserError, match="run 'ragrl data index' first"):
         open_index(tmp_path, corpus)
 
 
@@ -161,11 +161,11 @@ def test_a_description_without_a_fact_is_no_index(corpus, tmp_path, name, value)
     file = tmp_path / "index.json"
     whole = json.loads(file.read_text())
     file.write_text(json.dumps({**whole, name: value}))
-    with pytest.raises(UserError, match="run 'ragrl index' first"):
+    with pytest.raises(UserError, match="run 'ragrl data index' first"):
         open_index(tmp_path, corpus)
     del whole[name]
     file.write_text(json.dumps(whole))
-    with pytest.raises(UserError, match="run 'ragrl index' first"):
+    with pytest.raises(UserError, match="run 'ragrl data index' first"):
         open_index(tmp_path, corpus)
 
 
@@ -192,7 +192,9 @@ def test_overwritten_vectors_are_named_by_the_first_search(corpus, kind, dtype, 
     file = tmp_path / name / "c" / "0" / "0"
     file.write_bytes(bytes(file.stat().st_size))
     # The searcher of ScaNN reads its vectors when it is opened.
-    with pytest.raises(UserError, match=f"{name}/c/0/0 is damaged .*rerun 'ragrl index', or del"):
+    with pytest.raises(
+        UserError, match=f"{name}/c/0/0 is damaged .*rerun 'ragrl data index', or del"
+    ):
         open_index(tmp_path, corpus).search(["Silent Harbor"], 1)
 
 

@@ -271,5 +271,5 @@ def test_without_scann_the_error_names_the_other_kind(monkeypatch):
 
 
 def test_a_missing_searcher_is_named(tmp_path):
-    with pytest.raises(UserError, match="ragrl index"):
+    with pytest.raises(UserError, match="ragrl data index"):
         ScannSearcher.open(tmp_path / "scann", tmp_path / "vectors", scann.BRUTE_FORCE)

@@ -71,7 +71,7 @@ def test_an_index_is_opened_with_the_chunks_it_was_built_with(tmp_path, capsys):
 def test_an_index_that_is_named_refuses_another_corpus(tmp_path):
     folder = tmp_path / "index"
     opened(written(tmp_path / "one", "one"), folder)
-    with pytest.raises(UserError, match="was built for corpus .* rerun 'ragrl index'"):
+    with pytest.raises(UserError, match="was built for corpus .* rerun 'ragrl data index'"):
         load_indexed(written(tmp_path / "two", "two"), folder)
     assert [p.name for p in tmp_path.glob("index*")] == ["index"]
 

@@ -23,13 +23,13 @@ from tests.flags import flags
 
 PASSAGES = tuple(Passage(f"p{n}", "", f"text {n}" + " word" * (n % 5)) for n in range(11))
 REPO = pathlib.Path(__file__).parents[2]
-# `ragrl index` with shards of 40 passages.
+# `ragrl data index` with shards of 40 passages.
 PROGRAM = """
 import sys
 from jax_ragrl.cli.main import main
 from jax_ragrl.retrieval import shards
 shards.SHARD = 40
-sys.exit(main(["index", *sys.argv[1:]]))
+sys.exit(main(["data", "index", *sys.argv[1:]]))
 """
 ROWS = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
 
@@ -130,7 +130,9 @@ def test_opening_names_what_is_missing(tmp_path):
     shards.write_array(ROWS, tmp_path, "float32")
     file = tmp_path / "c" / "2" / "0"
     file.write_bytes(b"half")
-    with pytest.raises(UserError, match="shard 2 has 4 bytes instead of 36.*rerun 'ragrl index'"):
+    with pytest.raises(
+        UserError, match="shard 2 has 4 bytes instead of 36.*rerun 'ragrl data index'"
+    ):
         shards.MappedArray(tmp_path)
     file.unlink()
     with pytest.raises(UserError, match="shard 2 is missing"):
@@ -149,7 +151,9 @@ def test_the_first_read_names_a_shard_with_other_bytes(read, value, tmp_path):
     overwrite(file, value)
     array = shards.MappedArray(tmp_path)
     for _ in range(2):
-        with pytest.raises(UserError, match="c/3/0 is damaged .*other bytes.*rerun 'ragrl index'"):
+        with pytest.raises(
+            UserError, match="c/3/0 is damaged .*other bytes.*rerun 'ragrl data index'"
+        ):
             read(array)
 
 

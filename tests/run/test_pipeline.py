@@ -180,7 +180,7 @@ def files(tmp_path):
 
 def index(files, *options, code=0):
     args = ["--corpus", f"{files}/corpus.jsonl", "--out", f"{files}/index", *options]
-    assert main(["index", *args]) == code
+    assert main(["data", "index", *args]) == code
 
 
 def test_the_command_builds_words_unless_there_is_an_encoder(files, capsys, corpus):

@@ -172,16 +172,16 @@ def write_long(path, *names):
 def test_new_passages_are_read_and_divided_as_the_others(tmp_path, capsys, options):
     out, fields = ["--out", str(tmp_path / "index")], ["--chunk", "4,0", "--fields", "id=key"]
     corpus = write_long(tmp_path / "first", "a")
-    assert main(["index", *out, "--corpus", corpus, *fields, *options]) == 0
+    assert main(["data", "index", *out, "--corpus", corpus, *fields, *options]) == 0
     # Twice, because an update must keep how the index was read.
     for name in ("b", "c"):
-        assert main(["index", *out, "--add", write_long(tmp_path / name, name)]) == 0
+        assert main(["data", "index", *out, "--add", write_long(tmp_path / name, name)]) == 0
     passages = stored_corpus(tmp_path / "index").passages
     assert [(p.id[0], p.text) for p in passages] == [
         (name, part) for name in "abc" for part in LONG.replace(". ", ".\n").split("\n")
     ]
     for option in (["--chunk", "4"], ["--fields", "id=other"]):
-        assert main(["index", *out, "--add", write_long(tmp_path / "d", "d"), *option]) == 2
+        assert main(["data", "index", *out, "--add", write_long(tmp_path / "d", "d"), *option]) == 2
         assert f"{option[0]} is {option[1]}, but --add" in capsys.readouterr().err
 
 
@@ -213,13 +213,13 @@ def test_chunks_of_an_unknown_size_get_no_further_ones(tmp_path):
 def test_the_command_updates_words_whose_weights_depend_on_the_corpus(files, capsys):
     out = ["--out", str(files / "index")]
     corpus = ["--corpus", str(files / "corpus.jsonl")]
-    assert main(["index", *out, *corpus, "--encoder", "hashed", "--kind", "exact"]) == 0
+    assert main(["data", "index", *out, *corpus, "--encoder", "hashed", "--kind", "exact"]) == 0
     capsys.readouterr()
-    assert main(["index", *out, "--add", str(files / "new.jsonl")]) == 0
+    assert main(["data", "index", *out, "--add", str(files / "new.jsonl")]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["count"], report["added"], report["removed"]) == (30, 10, 0)
     for options, message in ((corpus, "--corpus is"), (["--kind", "bm25"], "--kind is bm25")):
-        assert main(["index", *out, "--add", str(files / "new.jsonl"), *options]) == 2
+        assert main(["data", "index", *out, "--add", str(files / "new.jsonl"), *options]) == 2
         assert message in capsys.readouterr().err
-    assert main(["index", *out]) == 2
+    assert main(["data", "index", *out]) == 2
     assert "give --corpus, or --add" in capsys.readouterr().err

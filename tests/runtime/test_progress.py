@@ -63,9 +63,9 @@ def test_every_command_breaks_its_silence(capsys, monkeypatch):
             time.sleep(0.8)
 
     monkeypatch.setattr(config, "run_config", run)
-    assert main(["config", "x.py"]) == 0
+    assert main(["config", "show", "x.py"]) == 0
     first, *_, last = lines_of(capsys)
-    assert first.startswith("ragrl: config: ") and first.endswith("s so far")
+    assert first.startswith("ragrl: config show: ") and first.endswith("s so far")
     assert "fine-tune: 0 of 12 steps" in last and "compile or run update 2 x 8: " in last
     assert "config" not in last and not progress._open
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]

@@ -161,7 +161,7 @@ def test_limits_that_allow_no_request_are_refused(limits, message):
 def test_the_command_serves_the_index_of_a_folder(tmp_path: pathlib.Path, monkeypatch):
     assert main(["data", "world", "--size", "60", "--out", str(tmp_path)]) == 0
     index = ["--corpus", f"{tmp_path}/passages.jsonl", "--kind", "exact", "--out", f"{tmp_path}/i"]
-    assert main(["index", *index]) == 0
+    assert main(["data", "index", *index]) == 0
     served = []
     monkeypatch.setattr(search.http, "listen", lambda app, *_: served.append(app()))
     assert main(["serve", "retriever", f"{tmp_path}/i", "--port", "0", "--top-k", "2"]) == 0

@@ -290,10 +290,10 @@ def test_the_command_ends_with_2_and_prints_json(capsys, tmp_path):
     config = f"{CONFIGS / 'tiny' / 'c3po.py'}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert main(["validate", "--config", config, "--quick", "--json"]) == 0
+        assert main(["config", "validate", "--config", config, "--quick", "--json"]) == 0
         good = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         wrong = ["--config.run.steps=-1", "--config.seed=-1"]
-        assert main(["validate", "--config", config, "--quick", *wrong]) == 2
+        assert main(["config", "validate", "--config", config, "--quick", *wrong]) == 2
     printed = capsys.readouterr()
     assert {row["level"] for row in good} == {"ok"} and good[0].keys() == set(Finding._fields)
     assert printed.out.count("error ") == 2 and "2 errors" in printed.err
