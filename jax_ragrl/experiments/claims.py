@@ -27,11 +27,10 @@ from jax_ragrl.experiments.arms import (
     run_cells,
     training_cell,
 )
-from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair
+from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair, markdown
 from jax_ragrl.experiments.measures import is_in_points, title_of
 from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
 from jax_ragrl.experiments.pairs import decide as decide_pair
-from jax_ragrl.experiments.seeds import markdown
 from jax_ragrl.experiments.statistics import points
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_json

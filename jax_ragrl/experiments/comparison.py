@@ -12,7 +12,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.arms import Cell, Experiment
 from jax_ragrl.experiments.measures import is_of_training, question_mask, title_of, values_of
 from jax_ragrl.experiments.pairs import FAILS, HOLDS, Pair, decide
-from jax_ragrl.experiments.seeds import markdown
 from jax_ragrl.experiments.statistics import (
     detectable_difference,
     holm,
@@ -259,3 +258,9 @@ def page(result: Mapping[str, Any]) -> str:
         rows,
     )
     return f"{first}\n{second}"
+
+
+def markdown(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)

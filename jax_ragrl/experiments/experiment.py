@@ -162,10 +162,10 @@ def evaluate_trained(
       UserError: the environment failed on every question.
     """
     file = workdir / "trained.json"
-    # "asked" identifies the questions: `ragrl experiment trials --baseline` compares only equal
-    # ones.
     key = {"asked": fingerprint(questions), "steps": _steps_taken(job, workdir)}
-    if (row := on_process_zero(lambda: stored_row(file, key))) is not None:
+    # One process reads for all, as in `evaluate_baselines`.
+    row = on_process_zero(lambda: json.loads(file.read_text("utf-8")) if file.exists() else {})
+    if key.items() <= row.items():
         return {"trained": row, **row["fixed"]}
     runs = evaluations(job, components, models, questions, "trained")
     results = {name: timed(name, job.recipe.metric, run) for name, run in runs.items()}
@@ -177,19 +177,6 @@ def evaluate_trained(
     others = {name: row for name, row in rows.items() if name != "trained"}
     on_process_zero(lambda: write_json(file, {**key, **rows["trained"], "fixed": others}))
     return rows
-
-
-def stored_row(file: pathlib.Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the row of an earlier call; None if there is none, or one with another key.
-
-    Args:
-      file: the JSON file of the row.
-      key: JSON values that determine the result, a part of the row.
-    """
-    if not file.is_file():
-        return None
-    row: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return row if all(row.get(name) == value for name, value in key.items()) else None
 
 
 def timed(row: str, metric: str, run_evaluation: Callable[[], Result]) -> Result:

@@ -18,6 +18,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.experiments.experiment import (
     headline_metric,
     paired_gain,
@@ -32,13 +33,13 @@ from jax_ragrl.experiments.progress import (
     rows_of,
     training_of,
 )
-from jax_ragrl.experiments.warm_folder import WarmFolder, warm_settings
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.report.build import build_report
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.load import load_job
+from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
@@ -48,6 +49,10 @@ from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos
 
 WRITER = WriterConfig("labels:answer")
+# Sections of a run on which demonstrations on its questions depend.
+DEMO_KEYS = (
+    *("system", "recipe", "data", "index", "llm", "policy", "policies", "thinking", "grammar"),
+)
 DEMOS_PER_QUESTION = 2  # about: one of the selector and one of the generator
 
 
@@ -74,8 +79,8 @@ def real_quickstart(
     resolve_model(start.policy, weights=False)  # before the work of minutes
     warm_values = {**warm_values, "policy": start.policy, "seed": start.seed}
     run = load_warm_start(warm_values)
-    settings = warm_settings(warm_values, values, warm_questions=questions, writer=WRITER.name)
-    claim_warm_start(settings, workdir)
+    settings = {**warm_values, **{key: values[key] for key in DEMO_KEYS if key in values}}
+    claim_warm_start(settings | {"warm_questions": questions, "writer": WRITER.name}, workdir)
     warm_steps = -(-questions * DEMOS_PER_QUESTION // run.batch_size)
     with TimeLeft(stages(start.run.steps, warm_steps), workdir):
         # 1. Labels of the questions of the warm start, and of all questions.
@@ -103,16 +108,19 @@ def real_quickstart(
 def claim_warm_start(settings: Mapping[str, Any], workdir: pathlib.Path) -> None:
     """Saves the settings of the warm start, or checks that they are the same as before.
 
-    Args:
-      settings: its settings, see `warm_settings`.
-      workdir: the folder of the run.
-
     Raises:
-      UserError: `workdir` holds demonstrations or a warm start of other settings.
+      UserError: `workdir` holds demonstrations or a warm start of other settings, or another
+        process begins there.
     """
-    folder = workdir / "warm"
-    results = (workdir / "demos.jsonl", folder / "checkpoint")
-    WarmFolder(folder, settings, results, "--workdir").claim()
+    folder, demos = workdir / "warm", workdir / "demos.jsonl"
+    # A first attempt that failed leaves an empty file.
+    has_demos = demos.exists() and demos.stat().st_size > 0
+    has_results = has_demos or (folder / "checkpoint").is_dir()
+    if not has_results:
+        # Until there are results, another process could save its own settings.
+        lock_folder(folder)
+    # `config.json` is that of the supervised training alone.
+    save_config(folder / "settings.json", settings, renew=not has_results)
 
 
 def add_supervised(

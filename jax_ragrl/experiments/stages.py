@@ -31,7 +31,7 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.training.loop import train
 from jax_ragrl.training.setup import acting_models
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
-from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, demo_settings, make_demos
+from jax_ragrl.warmstart.make_demos import WriterConfig, demo_settings, make_demos
 from jax_ragrl.warmstart.warmup import warm_up
 
 # Sums over the steps of a training, the x axes on which arms may be matched.
@@ -96,7 +96,7 @@ def ensure_imitation(
     Args:
       values: the config of the run, with the policy before.
       config: the path of a config of `ragrl warmup sft`.
-      author: the author of the demonstrations, `POLICY` or `LABELS`.
+      author: the author of the demonstrations, see `arms.Arm`.
       folder: the folder of the cell, which gets demonstrations and the subfolder `IMITATION`.
 
     Raises:
@@ -121,7 +121,7 @@ def check_imitation(
 
 def _writer(values: Mapping[str, Any], author: str) -> WriterConfig:
     # The policy writes for itself: only its rollouts with a correct answer become demonstrations.
-    return WriterConfig(LABELS if author == LABELS else str(values["policy"]))
+    return WriterConfig(str(values["policy"]) if author == POLICY else author)
 
 
 def _imitation(values: Mapping[str, Any], config: str, folder: pathlib.Path) -> WarmStart:

@@ -146,7 +146,7 @@ class Run:
         the step that reaches them; 0: no budget. Runs of equal budgets are compared at equal cost.
       dev_questions: the number of dev questions per evaluation.
       test_questions: the number of test questions before and after training (`quickstart`).
-      fixed_strategies: whether `quickstart` and `trials` also evaluate each strategy alone, if the
+      fixed_strategies: whether `quickstart` also evaluates each strategy alone, if the
         system selects a strategy per question.
       save_trees_every: steps between steps whose trees are stored for the report.
       trees_per_save: the number of questions whose trees are stored.

@@ -14,19 +14,11 @@ import sys
 
 import jax
 
-STATUS, CLEAR = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
-
-
-def reset_peak() -> None:
-    """Lets the peak of `peak_bytes` start at the current size, if the system can do so (Linux)."""
-    try:
-        CLEAR.write_text("5", encoding="ascii")
-    except OSError:
-        return  # the peak then remains that of the whole process
+STATUS = pathlib.Path("/proc/self/status")
 
 
 def peak_bytes() -> int:
-    """Returns the largest resident size since `reset_peak`, in bytes."""
+    """Returns the largest resident size, in bytes."""
     if STATUS.is_file():
         lines = STATUS.read_text(encoding="ascii", errors="ignore").splitlines()
         sizes = dict(line.split(":", 1) for line in lines if ":" in line)

@@ -161,40 +161,12 @@ def test_replies_to_users_are_not_stored(monkeypatch):
         assert parts.llm._cache is None and parts.judge._cache is None
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--config.recipe.tree.widht=1", "ragrl: c3po: unknown config key config.recipe.tree.wid"),
-        ("--config.seed=4", "--config.seed is not for trials: give --systems and --seeds"),
-        (f"--config={CONFIG}", "give --systems"),
-        ("--baseline=nowhere", "nowhere/c3po-0 holds no finished trial"),
-    ],
-)
-def test_invalid_trials_are_refused_before_a_warm_up(option, message, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert message in error_line(
-        capsys, "experiment", "trials", "--systems=c3po", f"--out={out}", option
-    )
-    assert not list(out.glob("*-warm"))
-
-
 @pytest.mark.parametrize("key", ["--config.seed", "--config.data.world.seed"])
 @pytest.mark.parametrize("kind", [[], ["--real"]], ids=["tiny", "real"])
 def test_a_seed_that_quickstart_would_replace_is_refused(kind, key, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jax_ragrl.runtime.multihost.join", lambda: pytest.fail("started"))
     line = error_line(capsys, "quickstart", *kind, f"--workdir={tmp_path}", f"{key}=7")
     assert f"{key} is not for quickstart" in line and line.endswith("give --seed")
-
-
-def test_a_trial_resumes_only_with_equal_overrides(tmp_path, capsys):
-    folder, args = (
-        tmp_path / "c3po-0",
-        ("experiment", "trials", "--systems=c3po", f"--out={tmp_path}"),
-    )
-    folder.mkdir()
-    assert "nowhere" in error_line(capsys, *args, "--baseline=nowhere", "--config.run.steps=1")
-    (folder / "baselines.json").touch()
-    assert "config.run.steps differs" in error_line(capsys, *args, "--config.run.steps=2")
 
 
 BUCKET = "gs://bucket/run"
@@ -207,7 +179,7 @@ BUCKET = "gs://bucket/run"
         ("train", f"--config={CONFIG}", "--workdir=w", f"--config.index.folder={BUCKET}"),
         ("train", f"--config={CONFIG}", "--workdir=w", f"--config.policy={BUCKET}"),
         ("quickstart", "--workdir", BUCKET),
-        ("experiment", "trials", "--out", BUCKET),
+        ("experiment", "run", BUCKET),
         ("data", "world", "--out", BUCKET),
         ("data", "index", "--corpus", BUCKET, "--out", "i"),
         ("export", BUCKET, "--out", "o"),
