@@ -67,7 +67,7 @@ for contexts in 0 64; do
   bench "chains-$contexts" sample --shape qwen2.5-0.5b --prompts 64 --siblings 1 --prompt 512 --new 128 \
     --turns 6 --observation 384 --kept-contexts "$contexts"
 done
-bench tape tape
+lab tape tape
 # A complete step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions at
 # once, and in two pipelined groups.
 for cohorts in 1 2; do

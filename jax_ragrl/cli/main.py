@@ -46,7 +46,7 @@ HOLDERS = {
     "config": "print a config, check all that it names, or compute the memory that it needs",
     "warmup": "prepare a policy for reinforcement learning: demonstrations and supervised training",
     "experiment": "compare arms, systems and seeds; decide claims of the papers",
-    "bench": "measure training, sampling, search, a whole step or a server",
+    "bench": "measure training, sampling, search or a whole step",
 }
 DESCRIPTION = (
     "Train multi-agent retrieval-augmented generation systems with reinforcement learning."

@@ -33,12 +33,8 @@ def add_bench(command: AddCommand) -> None:
 
     _add_train_options(add("train", measure_train, "a training step"))
     _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
-    summary = "wasted work of sampling: a tape of ragged conversations"
-    _add_tape_options(add("tape", measure_tape, summary))
     summary = "how well and how fast retrievers find the gold passages of question sets"
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
-    summary = "a server under load: good clients next to hostile ones, then SIGTERM"
-    _add_serve_options(add("serve", measure_serve, summary))
     summary = "a whole step of --config=FILE: rollout and updates"
     step = add("step", measure_step, summary, takes_config=True)
     step.add_argument("--workdir", type=local, help="folder with an index (default: a new folder)")
@@ -71,32 +67,6 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
         default=pathlib.Path("runs/retrieval"),
         help="folder of indexes and finished cells (resumable)",
     )
-
-
-def _add_serve_options(kind: argparse.ArgumentParser) -> None:
-    url = "address of a running server (default: starts one of the tiny policy, and ends it)"
-    kind.add_argument("--url", help=url)
-    kind.add_argument("--retriever", action="store_true", help="--url is a server of a retriever")
-    kind.add_argument("--seconds", type=float, default=10.0, help="duration of the load")
-    numbers = (
-        ("clients", 16, "good clients, each with one request at a time"),
-        ("half-open", 400, "connections without complete headers"),
-        ("held", 16, "requests whose body stays incomplete"),
-        ("leaving", 4, "clients that leave during their body"),
-        ("huge", 2, "clients that send too much"),
-    )
-    for name, default, text in numbers:
-        kind.add_argument(f"--{name}", type=natural, default=default, help=text)
-
-
-def _add_tape_options(kind: argparse.ArgumentParser) -> None:
-    numbers = (
-        ("conversations", 0, "conversations of the tape; 0 = all"),
-        ("new", 512, "maximum of new tokens per reply"),
-        ("kept-contexts", 64, "longest contexts that are kept"),
-    )
-    for name, default, text in numbers:
-        kind.add_argument(f"--{name}", type=natural, default=default, help=text)
 
 
 def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
@@ -171,18 +141,6 @@ def _print_result(measure: Callable[..., Any], options: argparse.Namespace) -> N
         print(json.dumps(result, indent=None if options.json else 2))
 
 
-def measure_serve(options: argparse.Namespace) -> dict[str, Any]:
-    import os
-
-    from jax_ragrl.bench.serve import ServeWork, Target, bench_serve
-
-    work = _from_options(ServeWork, options)
-    if not options.url:
-        return bench_serve(work)
-    path = "/retrieve" if options.retriever else "/answer"
-    return bench_serve(work, Target(options.url, path, os.environ.get("RAGRL_API_KEY", "")))
-
-
 def measure_step(options: argparse.Namespace) -> dict[str, Any]:
     import tempfile
 
@@ -202,12 +160,6 @@ def measure_sample(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.sample import SampleWork, bench_sample
 
     return bench_sample(_from_options(SampleWork, options))
-
-
-def measure_tape(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.tape import TapeWork, bench_tape
-
-    return bench_tape(_from_options(TapeWork, options))
 
 
 def measure_retrieval(options: argparse.Namespace) -> dict[str, Any] | str:

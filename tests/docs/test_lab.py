@@ -74,6 +74,18 @@ def test_the_config_of_collapses_names_the_system_of_its_own_file(monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_work_of_a_tape_is_counted(run):
+    result = run("tape.py", "--conversations=3", "--new=64")
+    assert result["row_steps"] > result["tokens"] > 0
+    assert result["prefill_tokens"] > result["distinct_tokens"] > 0
+
+
+def test_common_first_tokens_are_counted_once():
+    count = runpy.run_path(str(LAB / "tape.py"))["distinct_tokens"]
+    assert count([(1, 2, 3), (1, 2, 4), (1, 2, 3), (5,)]) == 5
+
+
+@pytest.mark.slow
 def test_loading_is_measured_in_a_process_of_its_own(run):
     result = run("load.py", "tiny")
     assert result["checkpoint_bytes"] > 0 and result["rss_peak_bytes"] > result["rss_before_bytes"]

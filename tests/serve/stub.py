@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import pathlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +17,10 @@ from jax_ragrl.serve.access import SETTINGS, Settings
 from jax_ragrl.serve.http import make_server
 from jax_ragrl.serve.search import LIMITS, application
 from jax_ragrl.types import Hits, Passage
+
+# The load with hostile clients is a script of the documentation.
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "docs" / "lab"))
+hostile = importlib.import_module("hostile")
 
 
 class Echo:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from jax_ragrl.bench import serve as bench
 from jax_ragrl.cli.main import _parse, main
 from jax_ragrl.cli.serving import serving_settings
 from jax_ragrl.errors import EffectError, UserError
@@ -13,7 +12,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.serve.access import Settings, check_access, read_keys
 from jax_ragrl.serve.search import application
 from jax_ragrl.types import Hits
-from tests.serve.stub import Echo, serving
+from tests.serve.stub import Echo, hostile, serving
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -118,7 +117,7 @@ def test_the_server_of_a_benchmark_ignores_the_key_of_the_environment(monkeypatc
 
     monkeypatch.setenv("RAGRL_API_KEY", KEY)
     monkeypatch.setattr("subprocess.Popen", start)
-    with pytest.raises(Command) as call, bench._started():
+    with pytest.raises(Command) as call, hostile._started():
         pass
     _, _, _, *arguments = call.value.args[0]
     assert serving_settings(_parse(arguments))[1].keys == ()

@@ -5,20 +5,19 @@ from __future__ import annotations
 import gc
 import pathlib
 import resource
+import sys
 import threading
 import time
 
 import httpx2
 import pytest
 
-from jax_ragrl.bench import serve as bench
-from jax_ragrl.bench.serve import ServeWork, Target, bench_serve
-from jax_ragrl.cli.main import main
+from jax_ragrl.errors import UserError
 from jax_ragrl.serve import http
 from jax_ragrl.serve.access import Settings
 from jax_ragrl.serve.batcher import Batcher
 from jax_ragrl.serve.bodies import MAX_BYTES
-from tests.serve.stub import Echo, connect, request, search, serving, status, wait_until
+from tests.serve.stub import Echo, connect, hostile, request, search, serving, status, wait_until
 
 
 @pytest.mark.parametrize(
@@ -137,9 +136,9 @@ def test_a_batcher_says_whether_it_has_ended():
 
 
 def test_good_clients_are_answered_beside_a_few_hostile_ones(caplog):
-    work = ServeWork(seconds=1, clients=4, half_open=20, held=4, leaving=2, huge=1)
+    work = hostile.ServeWork(seconds=1, clients=4, half_open=20, held=4, leaving=2, huge=1)
     with serving(Echo(0.1)) as (port, _):
-        result = bench_serve(work, Target(f"http://127.0.0.1:{port}", "/retrieve"))
+        result = hostile.bench_serve(work, hostile.Target(f"http://127.0.0.1:{port}", "/retrieve"))
     assert result["good"].keys() == result["good_alone"].keys() == {"200"}
     # Of the process of this test, in which the server runs.
     assert result["rss_peak_bytes_ratio"] > 0.5 and result["server_s_per_reply_ratio"] > 0
@@ -149,13 +148,14 @@ def test_good_clients_are_answered_beside_a_few_hostile_ones(caplog):
 
 def test_the_command_loads_a_server_that_runs(monkeypatch, capsys):
     calls = []
-    monkeypatch.setattr(bench, "bench_serve", lambda *call: calls.append(call) or {"p50_s": 1.5})
+    monkeypatch.setattr(hostile, "bench_serve", lambda *call: calls.append(call) or {"p50_s": 1.5})
     monkeypatch.setenv("RAGRL_API_KEY", "k" * 16)
     options = ["--url", "http://localhost:1", "--retriever", "--half-open", "9", "--seconds", "2.5"]
-    assert main(["bench", "serve", "--json", *options]) == 0
+    monkeypatch.setattr(sys, "argv", ["hostile.py", *options])
+    hostile.main()
     ((work, target),) = calls
     assert (work.half_open, work.seconds, work.clients) == (9, 2.5, 16)
-    assert target == Target("http://localhost:1", "/retrieve", "k" * 16)
+    assert target == hostile.Target("http://localhost:1", "/retrieve", "k" * 16)
     assert capsys.readouterr().out == '{"p50_s": 1.5}\n'
-    monkeypatch.undo()
-    assert main(["bench", "serve", "--clients", "0"]) == 2
+    with pytest.raises(UserError, match="at least one client"):
+        hostile.ServeWork(clients=0)

@@ -22,10 +22,19 @@ from starlette.applications import Starlette
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from jax_ragrl.bench.serve import ServeWork, Target, bench_serve
 from jax_ragrl.serve.access import Settings
 from tests.listening import listening
-from tests.serve.stub import Echo, accepts, connect, request, search, serving, status, wait_until
+from tests.serve.stub import (
+    Echo,
+    accepts,
+    connect,
+    hostile,
+    request,
+    search,
+    serving,
+    status,
+    wait_until,
+)
 
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 CONF = pathlib.Path(__file__).parents[2] / "launch" / "nginx.conf"
@@ -224,9 +233,9 @@ def test_replies_are_those_of_the_server(tmp_path):
 
 
 def test_good_clients_are_answered_beside_hostile_ones(tmp_path, caplog):
-    work = ServeWork(seconds=2, clients=4, half_open=120, held=8, leaving=2, huge=1)
+    work = hostile.ServeWork(seconds=2, clients=4, half_open=120, held=8, leaving=2, huge=1)
     with serving(Echo(0.1)) as (port, _), nginx(tmp_path, port, IMPATIENT) as front:
-        result = bench_serve(work, Target(f"http://127.0.0.1:{front}", "/retrieve"))
+        result = hostile.bench_serve(work, hostile.Target(f"http://127.0.0.1:{front}", "/retrieve"))
     assert result["good"].keys() == result["good_alone"].keys() == {"200"}
     assert result["good"]["200"] >= 4
     assert result["p95_s_ratio"] == pytest.approx(result["p95_s"] / result["p95_s_alone"], abs=0.2)

@@ -1,5 +1,7 @@
 """Replays a tape of ragged, multi-turn, branching work, and counts what the sampler does.
 
+    python docs/lab/tape.py [--conversations N] [--new TOKENS] [--kept-contexts N]
+
 The tape fixes the conversations: their instructions, questions, turns, observations and branches.
 The replies come from a small policy with random weights that ends a reply at random, so their
 lengths differ as geometric numbers do, and branches of a turn end at unequal times.
@@ -12,9 +14,10 @@ The result is counters, which do not depend on the machine:
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import importlib.resources
 import json
+import pathlib
 import time
 import types
 import zlib
@@ -111,8 +114,7 @@ def read_tape(conversations: int = 0) -> dict[str, Any]:
     Args:
       conversations: how many of its conversations to return; 0: all.
     """
-    text = importlib.resources.files("jax_ragrl.bench").joinpath("tape.json").read_text()
-    tape: dict[str, Any] = json.loads(text)
+    tape: dict[str, Any] = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
     tape["conversations"] = tape["conversations"][: conversations or None]
     return tape
 
@@ -206,3 +208,15 @@ def distinct_tokens(prompts: Sequence[tuple[int, ...]]) -> int:
         common = np.cumprod(own[:n] == last[:n]).sum()
         count, last = count + len(ids) - int(common), own
     return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    for field in dataclasses.fields(TapeWork):
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=int, default=field.default)
+    print(json.dumps(bench_tape(TapeWork(**vars(parser.parse_args())))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,8 @@
 """Loads a server with good clients next to hostile ones, and then ends it.
 
+    python docs/lab/hostile.py                                          # starts a server
+    python docs/lab/hostile.py --url http://localhost --half-open 4000
+
 Hostile clients open connections and send nothing, or single bytes of headers; hold bodies back;
 leave during their body; and send bodies that are too large. On this machine they come from other
 addresses (127.0.0.2) than the good ones, as the limits per client require. Every good request
@@ -11,10 +14,13 @@ one server on one machine: other work on the machine, or a drift, affects both.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import collections
 import contextlib
 import dataclasses
+import json
+import os
 import pathlib
 import re
 import signal
@@ -437,3 +443,20 @@ def _end(server: subprocess.Popen[str], target: Target, log: pathlib.Path) -> di
         "exit_s": round(time.monotonic() - start, 2),
         "tracebacks": log.read_text().count("Traceback"),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--url", help="address of a running server (default: starts one)")
+    parser.add_argument("--retriever", action="store_true", help="--url serves a retriever")
+    fields = {f"--{f.name.replace('_', '-')}": f.default for f in dataclasses.fields(ServeWork)}
+    for option, default in fields.items():
+        parser.add_argument(option, type=type(default), default=default)
+    options = vars(parser.parse_args())
+    url, path = options.pop("url"), "/retrieve" if options.pop("retriever") else "/answer"
+    target = Target(url, path, os.environ.get("RAGRL_API_KEY", "")) if url else None
+    print(json.dumps(bench_serve(ServeWork(**options), target)))
+
+
+if __name__ == "__main__":
+    main()
