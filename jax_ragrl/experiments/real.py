@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,17 +25,9 @@ from jax_ragrl.experiments.experiment import (
     paired_gain,
     quickstart,
     result_row,
-)
-from jax_ragrl.experiments.progress import (
-    Stage,
-    TimeLeft,
-    exists,
-    keys_of,
-    rows_of,
-    training_of,
+    write_results,
 )
 from jax_ragrl.models.by_name import resolve_model
-from jax_ragrl.report.build import build_report
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import evaluate_models
@@ -44,7 +37,6 @@ from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
 from jax_ragrl.runtime.memory import free_memory
-from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos
 
@@ -53,7 +45,6 @@ WRITER = WriterConfig("labels:answer")
 DEMO_KEYS = (
     *("system", "recipe", "data", "index", "llm", "policy", "policies", "thinking", "grammar"),
 )
-DEMOS_PER_QUESTION = 2  # about: one of the selector and one of the generator
 
 
 def real_quickstart(
@@ -81,27 +72,26 @@ def real_quickstart(
     run = load_warm_start(warm_values)
     settings = {**warm_values, **{key: values[key] for key in DEMO_KEYS if key in values}}
     claim_warm_start(settings | {"warm_questions": questions, "writer": WRITER.name}, workdir)
-    warm_steps = -(-questions * DEMOS_PER_QUESTION // run.batch_size)
-    with TimeLeft(stages(start.run.steps, warm_steps), workdir):
-        # 1. Labels of the questions of the warm start, and of all questions.
-        few, all_demos = workdir / "demos.jsonl", workdir / "demos-all.jsonl"
-        make_demos(values, few, WRITER, questions)
-        make_demos(values, all_demos, WRITER, 0)
-        # 2. The warm start.
-        warm = _trained_on(run, few, workdir / "warm")
-        # 3. to 5. Baselines, training and evaluation.
-        job = claim_workdir({**values, "policy": str(warm)}, workdir)
-        summary = quickstart(job, workdir)
-        # 6. The warm start, continued by supervision for as long as the training took.
-        free_memory()
-        steps = equal_time_steps(workdir)
-        run = dataclasses.replace(run, policy=str(warm), steps=steps)
-        row = _supervised_row(job, _trained_on(run, all_demos, workdir / "supervised"), workdir)
+    few, all_demos = workdir / "demos.jsonl", workdir / "demos-all.jsonl"
+    print("1 of 6: index and demonstrations", file=sys.stderr)
+    make_demos(values, few, WRITER, questions)
+    make_demos(values, all_demos, WRITER, 0)
+    print("2 of 6: warm start", file=sys.stderr)
+    warm = _trained_on(run, few, workdir / "warm")
+    print("3 to 5 of 6: baselines, training, evaluation", file=sys.stderr)
+    job = claim_workdir({**values, "policy": str(warm)}, workdir)
+    summary = quickstart(job, workdir)
+    free_memory()
+    steps = equal_time_steps(workdir)
+    print(f"6 of 6: {steps} supervised steps, which take as long as 4", file=sys.stderr)
+    run = dataclasses.replace(run, policy=str(warm), steps=steps)
+    row = _supervised_row(job, _trained_on(run, all_demos, workdir / "supervised"), workdir)
     after = json.loads((workdir / "trained.json").read_text(encoding="utf-8"))
-    summary["supervised_steps"] = steps
-    add_supervised(summary, row, after, headline_metric(job, has_judge=job.judge.kind != "none"))
-    write_json(workdir / "summary.json", summary)
-    build_report(workdir)
+    metric = headline_metric(job, has_judge=job.judge.kind != "none")
+    over = paired_gain(row["scores"][metric], after["scores"][metric])
+    summary["supervised_steps"], summary["accuracy"]["supervised"] = steps, row[metric]
+    summary["gain_over_supervised"] = {"over": "supervised", **over}
+    write_results(workdir, summary)
     return summary
 
 
@@ -121,48 +111,6 @@ def claim_warm_start(settings: Mapping[str, Any], workdir: pathlib.Path) -> None
         lock_folder(folder)
     # `config.json` is that of the supervised training alone.
     save_config(folder / "settings.json", settings, renew=not has_results)
-
-
-def add_supervised(
-    summary: dict[str, Any], row: Mapping[str, Any], after: Mapping[str, Any], metric: str
-) -> None:
-    """Adds the score of the supervised policy, and the gain over it, to a summary.
-
-    Args:
-      summary: the summary of `quickstart`; gets `accuracy.supervised` and `gain_over_supervised`.
-      row: the row of the supervised policy, see `result_row`.
-      after: the row of the trained policy on the same questions.
-      metric: the metric of all scores of the summary.
-    """
-    summary["accuracy"]["supervised"] = row[metric]
-    over = paired_gain(row["scores"][metric], after["scores"][metric])
-    summary["gain_over_supervised"] = {"over": "supervised", **over}
-
-
-# Estimated minutes of the stages below on two cores, and on an H100, which mostly compiles; for the
-# warm start and both trainings per step.
-CPU_MINUTES = (3.0, 0.7, 15.0, 0.9, 7.0, 0.9, 7.0)
-ACCELERATOR_MINUTES = (1.3, 0.01, 0.9, 0.04, 0.1, 0.01, 0.2)
-
-
-def stages(steps: int, warm_steps: int) -> tuple[Stage, ...]:
-    """Returns the stages of a run with their estimated minutes on two cores or on an accelerator.
-
-    Args:
-      steps: the number of training steps.
-      warm_steps: the number of supervised steps of the warm start.
-    """
-    minutes = ACCELERATOR_MINUTES if accelerators() else CPU_MINUTES
-    index, warm, baselines, training, evaluation, supervised, last = minutes
-    return (
-        Stage("index and demonstrations", index, exists("demos-all.jsonl")),
-        Stage("warm start", warm * warm_steps, training_of("warm", warm_steps)),
-        Stage("baselines", baselines, keys_of("baselines.json", 3)),
-        Stage("training", training * steps, rows_of("metrics.jsonl", steps)),
-        Stage("evaluation", evaluation, exists("trained.json")),
-        Stage("supervised alternative", supervised * steps, training_of("supervised", steps)),
-        Stage("its evaluation", last, exists("supervised.json")),
-    )
 
 
 def _trained_on(run: WarmStart, demos: pathlib.Path, out: pathlib.Path) -> pathlib.Path:

@@ -10,15 +10,6 @@ import pytest
 from configs.smollm2 import mmoa_rag
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real
-from jax_ragrl.experiments.progress import (
-    Stage,
-    WorkClock,
-    exists,
-    keys_of,
-    remaining,
-    rows_of,
-    training_of,
-)
 from jax_ragrl.experiments.real import equal_time_steps, real_quickstart
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import append_row, write_json
@@ -112,7 +103,7 @@ def run(tmp_path, monkeypatch):
 
     stubs = {"make_demos": make_demos, "_trained_on": trained_on, "quickstart": quickstart}
     stubs |= {"equal_time_steps": lambda _: 1, "_supervised_row": lambda *_: SUPERVISED}
-    for name in ("resolve_model", "build_report"):
+    for name in ("resolve_model", "write_results"):
         stubs[name] = lambda *_, **__: None
     for name, stub in stubs.items():
         monkeypatch.setattr(real, name, stub)
@@ -153,49 +144,3 @@ def test_supervision_gets_the_time_of_the_training(tmp_path):
     for seconds in (90.0, 6.0, 5.0):  # the first step compiles
         append_row(tmp_path / "warm" / "metrics.jsonl", {"step": 1, "time/step_s": seconds})
     assert equal_time_steps(tmp_path) == 20
-
-
-def test_the_estimate_follows_the_pace_at_which_work_was_done():
-    """40 minutes of work; the first 10 take 20 minutes, so the other 30 will take 60."""
-    clock = WorkClock(40.0)
-    assert clock.minutes_left(40.0, 0.0) == 40.0
-    assert clock.minutes_left(40.0, 10.0) == 30.0  # no work is known to be done yet
-    assert clock.minutes_left(30.0, 20.0) == 60.0
-    assert clock.minutes_left(30.0, 30.0) == 50.0  # without news the time left falls
-    assert clock.minutes_left(30.0, 80.0) == 30.0  # but not to nothing
-
-
-def test_the_time_left_of_supervision_and_baselines_counts_rows(tmp_path):
-    warm = Stage("warm", 10.0, training_of("warm", 4))
-    rows = Stage("rows", 6.0, keys_of("rows.json", 3))
-    assert remaining((warm, rows), tmp_path) == (16.0, "warm")
-    (tmp_path / "warm").mkdir()
-    for step in range(1, 6):  # more steps than expected: not complete before the checkpoint
-        append_row(tmp_path / "warm" / "metrics.jsonl", {"step": step})
-    rest, name = remaining((warm, rows), tmp_path)
-    assert rest == pytest.approx(6.1) and name == "warm"
-    write_json(tmp_path / "rows.json", {"direct": {}})
-    assert remaining((warm, rows), tmp_path) == (4.0, "rows")
-    (tmp_path / "warm" / "checkpoint").touch()
-    assert remaining((warm,), tmp_path) == (0.0, "the end")
-
-
-def test_the_time_left_counts_stages_and_parts_of_stages(tmp_path):
-    stages = (
-        Stage("first", 10.0, exists("first")),
-        Stage("second", 20.0, rows_of("rows.jsonl", 4)),
-        Stage("third", 5.0, exists("third")),
-    )
-    assert remaining(stages, tmp_path) == (35.0, "first")
-    append_row(tmp_path / "rows.jsonl", {"step": 1})
-    assert remaining(stages, tmp_path) == (20.0, "second")
-    (tmp_path / "third").touch()
-    assert remaining(stages, tmp_path) == (0.0, "the end")
-
-
-def test_the_first_estimate_fits_the_kind_of_device(tmp_path, monkeypatch):
-    estimates = {}
-    for device, devices in {"cpu": [], "gpu": ["H100"]}.items():
-        monkeypatch.setattr(real, "accelerators", lambda devices=devices: devices)
-        estimates[device], _ = remaining(real.stages(24, 15), tmp_path)
-    assert estimates["cpu"] > 60 and 3 < estimates["gpu"] < 6
