@@ -1,1 +1,1 @@
-"""Benchmarks that print JSON: loading, search, sampling, training steps, other libraries."""
+"""Benchmarks that print JSON: search, sampling, training steps."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.schema import local, one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import fingerprint
@@ -81,13 +81,9 @@ class GoldSet(NamedTuple):
 def sections(
     names: Sequence[str], reranker: str = "", llm: str = "", candidates: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Returns the config section `index` of each retriever, by its name.
+    """Returns the config section `index` of each retriever in `SECTIONS`, by its name.
 
-    Args:
-      names: names in `SECTIONS`.
-      reranker: the reranker of `hybrid+rerank`, see `PipelineIndex.rerank`.
-      llm: the language model of a listwise reranker.
-      candidates: hits that the two pipelines fuse and rerank; 0: as in `HYBRID`.
+    `candidates` are the hits that the two pipelines fuse and rerank; 0: as in `HYBRID`.
 
     Raises:
       UserError: a name is unknown, or the reranker or its language model is missing.
@@ -101,28 +97,25 @@ def sections(
         )
     if reranker == LISTWISE and not llm:
         raise UserError(f"--reranker {LISTWISE} needs a language model: name it with --llm")
-    all_sections = SECTIONS | {RERANK: {**HYBRID, "rerank": reranker}}
-    result = {name: dict(all_sections[name]) for name in names}
-    for section in result.values():
+    result = {name: dict(SECTIONS[name]) for name in names}
+    for name, section in result.items():
+        if name == RERANK:
+            section |= {**HYBRID, "rerank": reranker}
         if candidates and "candidates" in section:
             section["candidates"] = candidates
     return result
 
 
 def parse_set(text: str) -> list[DataSet]:
-    """Parses `[NAME=]QUESTIONS@CORPUS`, `NAME=CORPUS:QUESTIONS`, or a folder of sets.
+    """Parses `[NAME=]QUESTIONS@CORPUS`, or a folder of sets.
 
     Raises:
       UserError: a set has no corpus, or a folder holds no set.
     """
-    name, equals, files = text.partition("=")
-    if equals and "@" not in files and ":" in files:
-        corpus, _, questions = files.partition(":")
-        return [DataSet(name, local(questions), local(corpus))]
     data = parse_data(text)
     if data.corpus is not None:
         return [data]
-    if data.questions.is_dir() and not equals:
+    if data.questions.is_dir() and "=" not in text:
         return sets_in(data.questions)
     # The questions of some formats come with their passages.
     if "passages" in FORMATS[detect(data.questions, "questions")].gives:
@@ -139,16 +132,14 @@ def sets_in(folder: pathlib.Path) -> list[DataSet]:
     Raises:
       UserError: there are no such sets.
     """
-    if _is_beir(folder):
-        return [DataSet(folder.resolve().name, folder, folder)]
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
-    sets = [data for path in subfolders if (data := _set_in(path)) is not None]
-    if not sets:
+    sets = [_set_in(path) for path in (subfolders if not _is_beir(folder) else [folder])]
+    if not any(sets):
         raise UserError(
             f"{folder} has no subfolder with a file named 'corpus' and questions that name gold "
             "passages: give [NAME=]QUESTIONS@CORPUS"
         )
-    return sets
+    return [data for data in sets if data is not None]
 
 
 def _is_beir(folder: pathlib.Path) -> bool:
@@ -156,15 +147,15 @@ def _is_beir(folder: pathlib.Path) -> bool:
 
 
 def _set_in(folder: pathlib.Path) -> DataSet | None:
+    name = folder.resolve().name
     if _is_beir(folder):
-        return DataSet(folder.name, folder, folder)
+        return DataSet(name, folder, folder)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     corpora = [path for path in files if "corpus" in path.name]
-    questions = (path for path in files if path not in corpora and _has_gold(path))
-    first = next(questions, None) if corpora else None
-    if first is None:
+    questions = next((x for x in files if corpora and x not in corpora and _has_gold(x)), None)
+    if questions is None:
         return None
-    return DataSet(folder.name, first, max(corpora, key=lambda path: path.stat().st_size))
+    return DataSet(name, questions, max(corpora, key=lambda path: path.stat().st_size))
 
 
 def _has_gold(path: pathlib.Path) -> bool:
@@ -176,12 +167,7 @@ def _has_gold(path: pathlib.Path) -> bool:
 
 
 def open_set(data: DataSet, workdir: pathlib.Path, limit: int = 0) -> GoldSet:
-    """Reads the corpus of a set, and its questions that name gold passages.
-
-    Args:
-      data: its files.
-      workdir: stores the passages.
-      limit: number of questions, from the first; 0 = all.
+    """Reads the first `limit` questions of a set that name gold passages (0: all), and its corpus.
 
     Raises:
       UserError: no question names gold passages, or a file cannot be read.
@@ -266,7 +252,10 @@ def _cell(
     folder = workdir / "indexes" / gold_set.corpus.fingerprint
     try:
         start = time.perf_counter()
-        retriever = retriever_from(gold_set.corpus, _as_pipeline(section), folder, llm)
+        # A pipeline, because its indexes have folders that other pipelines share.
+        if section["kind"] != "pipeline":
+            section = {"kind": "pipeline", "retrievers": (section,)}
+        retriever = retriever_from(gold_set.corpus, section, folder, llm)
         build_s = round(time.perf_counter() - start, 2)
         return {"build_s": build_s} | measure(retriever, gold_set.questions)
     except Exception as error:  # any error: the other cells must not be lost
@@ -275,20 +264,8 @@ def _cell(
         return {"error": message}
 
 
-def _as_pipeline(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Makes a retriever a pipeline, whose indexes have folders that other pipelines share."""
-    if section["kind"] == "pipeline":
-        return section
-    return {"kind": "pipeline", "retrievers": (section,)}
-
-
 def measure(retriever: Retriever, questions: Sequence[Question]) -> dict[str, float]:
-    """Returns the measures of a retriever and `queries_per_s`.
-
-    Args:
-      retriever: the retriever.
-      questions: questions that name gold passages.
-    """
+    """Returns the measures of a retriever on questions with gold passages, and `queries_per_s`."""
     texts = [question.text for question in questions]
     batches = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
     # The last batch may be shorter, which is another program.
@@ -308,15 +285,14 @@ def _timed_search(
     retriever: Retriever, queries: Sequence[str]
 ) -> tuple[Sequence[Hits | EffectError], float]:
     """Returns the hits of a search and its seconds; a search that compiles is made again."""
-    programs, start = compiled_programs(), time.perf_counter()
-    hits = retriever.search(queries, DEPTH)
-    seconds = time.perf_counter() - start
-    if compiled_programs() == programs:
-        return hits, seconds
-    # An encoder has a program per length of text, so any batch may be the first of its length.
-    start = time.perf_counter()
-    hits = retriever.search(queries, DEPTH)
-    return hits, time.perf_counter() - start
+    for _ in range(2):
+        programs, start = compiled_programs(), time.perf_counter()
+        hits = retriever.search(queries, DEPTH)
+        seconds = time.perf_counter() - start
+        # An encoder has a program per length of text, so any batch may be the first of its length.
+        if compiled_programs() == programs:
+            break
+    return hits, seconds
 
 
 def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
@@ -352,7 +328,7 @@ def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
 def markdown(values: Mapping[str, Any]) -> str:
     """Returns the result of `table` in Markdown, followed by the errors of its cells."""
     lines = [values["columns"], ["---"] * len(values["columns"])]
-    lines += [[row["cells"][name] for name in values["columns"]] for row in values["rows"]]
+    lines += [row["cells"].values() for row in values["rows"]]
     text = "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
     errors = (f"- {e['retriever']} on {e['set']}: {e['error']}\n" for e in values["errors"])
     return f"{text}\n{''.join(errors)}".rstrip() + "\n"

@@ -34,23 +34,7 @@ PLAIN_TOKENIZER: Any = types.SimpleNamespace(
 
 @dataclasses.dataclass(frozen=True)
 class SampleWork:
-    """The measured work.
-
-    Fields:
-      shape: a published model, or `tiny`.
-      prompts: number of prompts.
-      siblings: continuations per prompt.
-      prompt: tokens per prompt.
-      new: max new tokens per continuation.
-      mean: mean of the new tokens, exponentially distributed per prompt; 0 = all have `new`.
-      batch: prompts sampled together.
-      turns: turns per conversation; each has `new` tokens, so that `mean` is 0 if there are more.
-      observation: tokens between two turns.
-      kept_contexts: as in `Shapes`.
-      dtype: dtype of weights and computation.
-      attention: attention kernel.
-      repeats: number of timed rollouts.
-    """
+    """The measured work, described by the options of `ragrl bench sample`."""
 
     shape: str = "qwen2.5-0.5b"
     prompts: int = 64
@@ -85,10 +69,7 @@ class SampleWork:
     def observations(self, vocabulary: int) -> list[list[list[int]]]:
         """Random observations by the turn that they follow, one per prompt."""
         shape = (self.turns - 1, self.prompts, self.observation)
-        ids: list[list[list[int]]] = (
-            np.random.default_rng(2).integers(0, vocabulary, shape).tolist()
-        )
-        return ids
+        return np.random.default_rng(2).integers(0, vocabulary, shape).tolist()  # type: ignore[no-any-return]
 
     def limits(self) -> list[int]:
         """The number of new tokens per prompt."""
@@ -142,13 +123,7 @@ def bench_sample(work: SampleWork) -> dict[str, Any]:
 
 
 def roll_out(work: SampleWork, model: SplitModel, vocabulary: int) -> list[SamplingJob]:
-    """Samples all turns and returns the conversations at the last one.
-
-    Args:
-      work: the work.
-      model: a split decoder.
-      vocabulary: the number of its tokens.
-    """
+    """Samples all turns and returns the conversations at the last one."""
     sampler, jobs = JobSampler(model, PLAIN_TOKENIZER, work.shapes()), work.jobs(vocabulary)
     for observations in work.observations(vocabulary):
         rows = sampler.start(jobs, work.siblings)()

@@ -41,22 +41,7 @@ OBJECTIVE = Objective(critic="none", advantage="group_normalised", kl=KL("none")
 
 @dataclasses.dataclass(frozen=True)
 class TrainWork:
-    """The measured work: `siblings` actions after each of `prompts` prompts.
-
-    Fields:
-      shape: a published model, or `tiny`.
-      prompts: number of prompts.
-      siblings: actions per prompt.
-      prompt: tokens per prompt.
-      new: tokens per action.
-      layers: number of layers; 0 = that of `shape`.
-      vocabulary: vocabulary size; 0 = that of `shape`.
-      dtype: dtype of computation.
-      remat: gradient checkpointing: `none`, `full` or `dots`.
-      attention: attention kernel.
-      tokens: tokens per batch of rows; gradients of several batches are accumulated.
-      repeats: number of timed steps.
-    """
+    """The measured work, described by the options of `ragrl bench train`; 0 layers: all."""
 
     shape: str = "qwen2.5-0.5b"
     prompts: int = 32
@@ -101,21 +86,14 @@ class TrainWork:
 def bench_train(
     work: TrainWork, *, share_rows: bool = True, compare: bool = False
 ) -> dict[str, Any]:
-    """Measures a step with one row layout, or with both.
-
-    Args:
-      work: the measured work.
-      share_rows: whether siblings share rows; otherwise each action has its own row.
-      compare: also measures the other layout.
+    """Measures a step with one row layout, or with both (`compare`).
 
     Returns:
-      Per layout: seconds of a step (`step_s`), of the first step and of scoring by a reference;
-      CPU seconds of a step and of scoring, see `Timing`;
-      tokens of the rows (`tokens`) and both counts of tokens per second; operations over the
-      ceiling (`utilisation`); six operations per parameter and token of the rows, as is often
-      reported (`tflops_6n`, 1e12 per second); peak memory of the process so far, which is only
-      meaningful for the first layout. Per device: the ceiling in 1e12 operations per second. With
-      `compare`: `ratio`, how many times faster shared rows are.
+      Per layout: the times of `update_times`, tokens of the rows and both counts of tokens per
+      second, operations over the ceiling (`utilisation`), six operations per parameter and token of
+      the rows, as is often reported (`tflops_6n`, 1e12 per second), and peak memory of the process
+      so far, meaningful for the first layout alone. Once: the ceiling in 1e12 operations per
+      second, and with `compare` how many times faster shared rows are (`ratio`).
     """
     ceiling = matrix_product_flops(work.dtype)
     names = ("grouped", "ungrouped") if share_rows else ("ungrouped", "grouped")

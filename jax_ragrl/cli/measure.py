@@ -48,7 +48,7 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
         "question sets that name gold passages, each with its corpus; or folders that hold a set "
         "per subfolder, or one in BEIR's layout"
     )
-    form = "[NAME=]QUESTIONS@CORPUS|NAME=CORPUS:QUESTIONS|FOLDER"
+    form = "[NAME=]QUESTIONS@CORPUS|FOLDER"
     kind.add_argument("--data", nargs="+", required=True, metavar=form, help=data)
     names = "comma-separated: hashed, bm25, minilm, hybrid, hybrid+rerank"
     kind.add_argument("--retrievers", default="hashed,bm25,minilm,hybrid", help=names)
@@ -116,20 +116,8 @@ def _add_train_options(kind: argparse.ArgumentParser) -> None:
     _add_model_options(kind, numbers)
     remat = ("none", "full", "dots")
     kind.add_argument("--remat", default="full", choices=remat, help="gradient checkpointing")
-    _add_layout_options(kind)
-
-
-def _add_layout_options(kind: argparse.ArgumentParser) -> None:
-    rows = kind.add_mutually_exclusive_group()
-    # Both options suppress their default, so that help does not show "True" for --ungrouped.
-    kind.set_defaults(grouped=True)
-    for option, action, text in (
-        ("--grouped", "store_true", "pack the siblings of a prompt into shared rows (default)"),
-        ("--ungrouped", "store_false", "put each action into its own row"),
-    ):
-        rows.add_argument(
-            option, dest="grouped", action=action, default=argparse.SUPPRESS, help=text
-        )
+    text = "put each action into its own row, instead of the siblings of a prompt into shared rows"
+    kind.add_argument("--ungrouped", action="store_true", help=text)
     kind.add_argument("--compare", action="store_true", help="measure the other row layout too")
 
 
@@ -187,7 +175,7 @@ def measure_train(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.train import TrainWork, bench_train
 
     work = _from_options(TrainWork, options)
-    return bench_train(work, share_rows=options.grouped, compare=options.compare)
+    return bench_train(work, share_rows=not options.ungrouped, compare=options.compare)
 
 
 def _from_options(cls: Any, options: argparse.Namespace) -> Any:

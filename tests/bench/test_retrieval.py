@@ -133,11 +133,9 @@ def test_sets_are_recognized_in_folders(folder, tmp_path):
     assert [(d.name, d.corpus) for d in sets_in(tmp_path)] == [("scifact", beir)]
 
 
-def test_both_forms_of_a_set_name_the_same_files(folder):
-    corpus, questions = folder / "world" / "corpus.jsonl", folder / "world" / "dev.jsonl"
-    assert parse_set(f"a={questions}@{corpus}") == parse_set(f"a={corpus}:{questions}")
+def test_a_set_without_a_corpus_is_refused(folder):
     with pytest.raises(UserError, match="names no corpus"):
-        parse_set(str(questions))
+        parse_set(str(folder / "world" / "dev.jsonl"))
 
 
 def test_the_samples_are_sets_with_gold(shared_data):
