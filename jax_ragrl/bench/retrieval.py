@@ -296,12 +296,7 @@ def _timed_search(
 
 
 def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
-    """Returns the table as values for JSON, in the form of the files in `docs/data`.
-
-    Args:
-      rows: the result of `bench_retrieval`.
-      command: the command that measured them.
-    """
+    """Returns the table as values for JSON, in the form of the files in `docs/data`."""
     commit = revision()
     return {
         "title": TITLE,

@@ -185,10 +185,7 @@ def run_cells(
 ) -> dict[Cell, dict[str, Any]]:
     """Trains and evaluates cells that are not finished in `out`.
 
-    Args:
-      experiment: the arms.
-      cells: the cells to run, all or the share of one process.
-      out: holds one folder per cell, and one per warm-up, which cells share.
+    Each has a folder there, and each warm-up, which cells share.
 
     Returns:
       The rows of the cells, see `run_cell`, with what `measures.with_facts` adds.
@@ -209,13 +206,7 @@ def run_cells(
 
 
 def cell_values(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
-    """Returns the config of a cell.
-
-    Args:
-      experiment: the arms.
-      cell: the arm and its seeds.
-      out: the folder of the experiment.
-    """
+    """Returns the config of a cell."""
     values = _values_before_imitation(experiment, cell, out)
     # The answers of a shared training begin with the same weights as the training.
     if experiment.arms[cell.arm].sft:
@@ -260,10 +251,7 @@ def warm_folder(experiment: Experiment, cell: Cell, out: pathlib.Path) -> pathli
 def check_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> None:
     """Checks that a finished cell and the stages before it had the present configs.
 
-    Args:
-      experiment: the arms, see `with_training_arms`.
-      cell: the arm and its seeds.
-      out: the folder of the experiment.
+    The experiment is that of `with_training_arms`, here and in `run_cell`.
 
     Raises:
       UserError: a config has changed, so that the scores belong to another arm.
@@ -283,13 +271,7 @@ def check_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> None:
 
 
 def _former_out(arm: Arm, folder: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the experiment when a cell ran, since the finished one may have moved.
-
-    Args:
-      arm: the arm of the cell.
-      folder: the folder of the cell.
-      out: the present folder of the experiment.
-    """
+    """Returns the folder of the experiment when a cell ran; a finished one may have moved."""
     file = folder / "config.json"
     if not (file.is_file() and (arm.warm_up or arm.sft)):
         return out
@@ -306,11 +288,6 @@ def _training_settings(experiment: Experiment, cell: Cell, out: pathlib.Path) ->
 
 def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
     """Trains and evaluates one cell, or reads its finished row.
-
-    Args:
-      experiment: the arms, see `with_training_arms`.
-      cell: the arm and its seeds.
-      out: the folder of the experiment.
 
     Returns:
       The scores per question and summary of `result_row`, `questions` (their fingerprint), the
@@ -355,10 +332,6 @@ def finished_part(
 
     An arm counts if it shares seeds with a finished cell of the baseline.
 
-    Args:
-      experiment: the arms.
-      out: the folder of the experiment.
-
     Raises:
       UserError: no cell of the baseline is finished, or a cell had another config.
     """
@@ -384,14 +357,9 @@ def finished_part(
 
 
 def share_of(experiment: Experiment, number: int, count: int) -> list[Cell]:
-    """Returns the cells of one of several processes, such as a task of a Slurm array.
+    """Returns the cells of process `number` of `count`, from 1, such as a task of a Slurm array.
 
     Cells that share a training are in one share.
-
-    Args:
-      experiment: the arms and seeds.
-      number: the number of the process, from 1 to `count`.
-      count: the number of processes.
 
     Raises:
       UserError: `number` is not from 1 to `count`.

@@ -96,12 +96,7 @@ def _claim(values: Mapping[str, Any]) -> Claim:
 
 
 def _pair_values(pair: Mapping[str, Any] | Sequence[str], metric: str) -> dict[str, Any]:
-    """Returns the fields of a pair, which may be just the names of the higher and the lower arm.
-
-    Args:
-      pair: the pair in a file of claims.
-      metric: the metric of a pair that names none.
-    """
+    """Returns the fields of a pair, which may be just the names of the higher and the lower arm."""
     names = ("first", "second")
     own = pair if isinstance(pair, Mapping) else dict(zip(names, pair, strict=True))
     fields = {"metric": metric, **own}
@@ -109,23 +104,13 @@ def _pair_values(pair: Mapping[str, Any] | Sequence[str], metric: str) -> dict[s
 
 
 def experiment_of(claim: Claim, seeds: Sequence[int], world: int) -> Experiment:
-    """Returns the experiment of a claim; arms have the names of `arm_key`.
-
-    Args:
-      claim: a claim with arms.
-      seeds: seeds of training.
-      world: the seed of the generated world, which no config was tuned on.
-    """
+    """Returns the experiment of a claim; arms have the names of `arm_key`."""
     arms = {arm_key(arm): arm for arm in claim.arms.values()}
     return Experiment(arms, next(iter(arms)), training_seeds=tuple(seeds), world_seeds=(world,))
 
 
 def decide(claim: Claim, rows: Mapping[Cell, Mapping[str, Any]]) -> dict[str, Any]:
     """Decides a claim by the finished cells of its experiment.
-
-    Args:
-      claim: a claim with pairs.
-      rows: the rows of its cells.
 
     Returns:
       `verdict`, and `pairs`: the comparison of each one, see `comparison.compare_pair`, with its
@@ -162,12 +147,6 @@ def reproduce(
     Finished cells are kept, and arms that claims share are trained once. Both files also keep the
     claims of earlier calls.
 
-    Args:
-      claims: the claims.
-      out: output folder.
-      seeds: seeds of training.
-      world: the seed of the generated world.
-
     Returns:
       The row of each claim, see `run_claim`.
 
@@ -197,12 +176,6 @@ def load_results(file: pathlib.Path) -> list[dict[str, Any]]:
 def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int) -> dict[str, Any]:
     """Decides a claim.
 
-    Args:
-      claim: the claim.
-      out: the folder with the subfolder of all cells.
-      seeds: seeds of training.
-      world: the seed of the generated world.
-
     Returns:
       JSON values: the fields of the claim without arms, `verdict`, `pairs` (see `decide`), `proof`
       (the verdict of its tests), and how it was measured: `seeds`, `world`,
@@ -225,9 +198,6 @@ def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int)
 
 def prove(tests: Sequence[str]) -> str:
     """Runs tests of the checkout; returns `HOLDS`, `FAILS`, or `OPEN` without a checkout.
-
-    Args:
-      tests: as in `Claim`.
 
     Raises:
       UserError: pytest is not installed, or cannot run the tests.
@@ -278,14 +248,7 @@ def weaker(verdict: str, proof: str) -> str:
 def count_unfinished(
     claims: Sequence[Claim], out: pathlib.Path, seeds: Sequence[int], world: int
 ) -> tuple[int, int]:
-    """Returns the numbers of trainings and of further evaluations that `reproduce` would run.
-
-    Args:
-      claims: the claims.
-      out: output folder.
-      seeds: seeds of training.
-      world: the seed of the generated world.
-    """
+    """Returns the numbers of trainings and of further evaluations that `reproduce` would run."""
     experiments = [experiment_of(claim, seeds, world) for claim in claims if claim.pairs]
     pairs = {(cell, training_cell(e, cell)) for e in experiments for cell in cells_of(e)}
     # Several arms may answer with the policies of one training.
@@ -299,11 +262,7 @@ def count_unfinished(
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """Renders results as Markdown: one row per pair, test or reason.
-
-    Args:
-      results: the rows of `reproduce`.
-    """
+    """Renders results as Markdown: one row per pair, test or reason."""
     rows = [
         (row["number"] if not i else "", row["statement"] if not i else "", *line)
         for row in results
@@ -313,11 +272,7 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evidence_of(row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Returns the evidence of a claim: what, the difference, what could be seen, and the verdict.
-
-    Args:
-      row: see `run_claim`.
-    """
+    """Returns the evidence of a claim: what, the difference, what could be seen, the verdict."""
     lines = [(f"test `{test}`", "", "", row["proof"]) for test in row["tests"]]
     for pair in row["pairs"]:
         difference = "{:+.2f} [{:.2f}, {:.2f}]".format(pair["mean"], *pair["ci95"])

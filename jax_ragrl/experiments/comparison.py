@@ -32,10 +32,6 @@ Rows = Mapping[Cell, Mapping[str, Any]]  # see `run_cell`
 def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
     """Compares every arm with the baseline on the questions and seeds that both have.
 
-    Args:
-      experiment: the arms and metrics.
-      rows: the rows of all cells.
-
     Returns:
       JSON values. `arms`: by name, the mean of each metric in percent, and the mean `totals` and
       `means` of its trainings. `comparisons`: one per metric and arm other than the baseline, with
@@ -60,11 +56,7 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
 
 
 def adjust_for_family(pairs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns comparisons with `p_adjusted`, for all of them as one family.
-
-    Args:
-      pairs: see `compare_pair`.
-    """
+    """Returns comparisons with `p_adjusted`, for all of them as one family."""
     comparisons = list(pairs)
     p_values = holm([comparison["p"] for comparison in comparisons])
     return [c | {"p_adjusted": p} for c, p in zip(comparisons, p_values, strict=True)]
@@ -72,10 +64,6 @@ def adjust_for_family(pairs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
     """Compares two arms on the questions and seeds that both have.
-
-    Args:
-      pair: the names of the arms, and the claim about their difference.
-      rows: the rows of all cells.
 
     Returns:
       The fields of one of the `comparisons` of `compare`, before the adjustment. `p` is of the
@@ -120,10 +108,6 @@ def _interval_and_p(
 def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.ndarray]:
     """Returns the differences of two arms per question, by the seeds that both have.
 
-    Args:
-      pair: the names of the arms; the second one is the baseline.
-      rows: the rows of all cells.
-
     Returns:
       float64 by seeds: `[Q]`, of which questions that do not count, or whose environment failed in
       one of the arms, are NaN; `[1]` for a measure of the training.
@@ -156,11 +140,7 @@ def _differences(pair: Pair, first: Mapping[str, Any], second: Mapping[str, Any]
 
 
 def mean_by_question(differences: Mapping[tuple[int, int, int], np.ndarray]) -> np.ndarray:
-    """Returns the mean difference of each question over training and warm-start seeds.
-
-    Args:
-      differences: see `paired_differences`.
-    """
+    """Returns the mean difference of each question over training and warm-start seeds."""
     means_Q = np.concatenate([np.mean(x, axis=0) for x in by_world(differences)])
     return means_Q[np.isfinite(means_Q)]
 
@@ -212,11 +192,6 @@ def _mean_of_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def write_comparison(experiment: Experiment, rows: Rows, out: pathlib.Path) -> str:
     """Compares the arms; writes `experiment.json` and `experiment.md`.
 
-    Args:
-      experiment: the arms and metrics.
-      rows: the rows of all cells.
-      out: the folder of the experiment.
-
     Returns:
       The page in Markdown.
     """
@@ -228,11 +203,7 @@ def write_comparison(experiment: Experiment, rows: Rows, out: pathlib.Path) -> s
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """Renders a comparison as Markdown.
-
-    Args:
-      result: the result of `compare`.
-    """
+    """Renders a comparison as Markdown."""
     arms, comparisons = result["arms"], result["comparisons"]
     metrics = list(next(iter(arms.values()))["scores"])
     totals = list(dict.fromkeys(name for arm in arms.values() for name in arm["totals"]))

@@ -72,13 +72,6 @@ def evaluations(
 ) -> dict[str, Callable[[], Result]]:
     """Returns the evaluations of policies as they are, and with each fixed strategy.
 
-    Args:
-      job: the job of the run.
-      components: retriever, language models and judge.
-      models: split decoders by the name of their policy.
-      questions: held-out questions.
-      name: the name of the row of the policies as they are.
-
     Returns:
       Evaluations by row: `name`, and `name: always STRATEGY` per fixed strategy of the system.
     """
@@ -97,12 +90,7 @@ def evaluations(
 
 
 def write_results(workdir: pathlib.Path, summary: dict[str, Any]) -> None:
-    """Writes the results of an experiment.
-
-    Args:
-      workdir: folder of the run.
-      summary: content of `summary.json`.
-    """
+    """Writes the results of an experiment."""
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
 
@@ -111,12 +99,6 @@ def evaluate_baselines(
     job: Job, components: Components, questions: tuple[Question, ...], file: pathlib.Path
 ) -> dict[str, Any]:
     """Evaluates the systems without training, or reads their scores when a run resumes.
-
-    Args:
-      job: the job of the run.
-      components: models and data of the job, with the initial policies.
-      questions: held-out questions.
-      file: JSON file of the scores.
 
     Returns:
       One row per system, see `result_row`.
@@ -148,13 +130,6 @@ def evaluate_trained(
 ) -> dict[str, Any]:
     """Evaluates the trained policies, or reads their scores when a run resumes.
 
-    Args:
-      job: the job of the run.
-      components: retriever, language models and judge.
-      models: the trained policies, split decoders by name.
-      questions: held-out questions.
-      workdir: folder of the run; gets `trained.json` and the predictions.
-
     Returns:
       One row per evaluation, see `evaluations` and `result_row`.
 
@@ -180,13 +155,7 @@ def evaluate_trained(
 
 
 def timed(row: str, metric: str, run_evaluation: Callable[[], Result]) -> Result:
-    """Runs an evaluation and prints a line with its score and duration.
-
-    Args:
-      row: the name of the evaluated system.
-      metric: the metric of the line.
-      run_evaluation: the evaluation.
-    """
+    """Runs an evaluation and prints a line with its score and duration."""
     start = time.perf_counter()
     result = run_evaluation()
     score, seconds = result.summary()[metric], time.perf_counter() - start
@@ -200,13 +169,7 @@ def timed(row: str, metric: str, run_evaluation: Callable[[], Result]) -> Result
 def baselines(
     job: Job, components: Components, questions: tuple[Question, ...]
 ) -> dict[str, Callable[[], Result]]:
-    """Returns the evaluations of all systems without training, by row.
-
-    Args:
-      job: the job of the run.
-      components: models and data of the job, with the initial policies.
-      questions: held-out questions.
-    """
+    """Returns the evaluations of all systems without training, by row."""
     style = job.run.baseline_style
     # `evaluate` grades all answers of a system together, which needs fewer requests to the judge.
     environment = components.environment(NoSampler())._replace(judge=None)
@@ -236,15 +199,7 @@ def summarize(
     after: Mapping[str, Any],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
-    """The summary of an experiment, as JSON values.
-
-    Args:
-      job: the job of the run.
-      components: models and data of the job.
-      before: rows of `evaluate_baselines`.
-      after: rows of `evaluate_trained`.
-      workdir: folder of the run.
-    """
+    """The summary of an experiment, as JSON values."""
     metric = headline_metric(job, has_judge=components.judge is not None)
     rows = dict(after)
     after_row = rows.pop("trained")
@@ -285,25 +240,14 @@ def _steps_taken(job: Job, workdir: pathlib.Path) -> int:
 
 
 def headline_metric(job: Job, *, has_judge: bool) -> str:
-    """Returns the metric of the scores and gains of a summary.
-
-    Args:
-      job: the job of the run.
-      has_judge: whether its answers have a judge's verdict, which replaces the recipe's metric.
-    """
+    """Returns the metric of the scores and gains of a summary."""
     return "judge" if has_judge else job.recipe.metric
 
 
 def gain_over_best(
     rows: Mapping[str, dict[str, Any]], after_row: Mapping[str, Any], metric: str
 ) -> dict[str, Any]:
-    """Returns the gain of the trained policy over the best of some rows, see `paired_gain`.
-
-    Args:
-      rows: rows of `result_row` by name; the best one has the highest score.
-      after_row: the row of the trained policy on the same questions.
-      metric: the metric of the comparison.
-    """
+    """Returns the gain of the trained policy over the best of some rows, see `paired_gain`."""
     best = max(rows, key=lambda name: rows[name][metric] or 0.0)
     return {"over": best, **paired_gain(rows[best]["scores"][metric], after_row["scores"][metric])}
 

@@ -35,10 +35,6 @@ FAULTS, STRATEGY, MISTAKE, TRAINING = "malformed", "strategy", "mistake", "train
 def with_facts(row: Mapping[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """Returns the row of a cell with facts from the other files of its folder.
 
-    Args:
-      row: see `arms.run_cell`.
-      folder: the folder of the cell.
-
     Returns:
       The row with `facts`, one per question (see `facts_of`), and `training`: the mean of each
       metric over the steps; both are empty if there are no such files.
@@ -98,10 +94,6 @@ def title_of(measure: str) -> str:
 
 def values_of(row: Mapping[str, Any], measure: str) -> np.ndarray:
     """Returns a measure of a cell.
-
-    Args:
-      row: see `with_facts`.
-      measure: see the top of this file.
 
     Returns:
       float64 `[Q]`, NaN for questions on which the environment failed; `[1]` for a measure of the

@@ -66,10 +66,6 @@ class Pair:
 def decide(pair: Pair, comparison: Mapping[str, Any]) -> str:
     """Decides a pair: both the interval and the adjusted test must exclude the boundary.
 
-    Args:
-      pair: the claim.
-      comparison: see `comparison.compare_pair`, with `p_adjusted`.
-
     Returns:
       `HOLDS`, `FAILS` or `UNDECIDED`. Arms that differ in the other direction contradict a claim
       that has a direction; a difference below the margin contradicts a claim that there is one.

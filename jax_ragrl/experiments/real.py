@@ -52,12 +52,6 @@ def real_quickstart(
 ) -> dict[str, Any]:
     """Runs all stages that are not finished in `workdir`.
 
-    Args:
-      values: the config of the training; its policy is the untrained model.
-      warm_values: the config of the warm start, without demonstrations.
-      workdir: the folder of the run.
-      questions: the number of training questions in the warm start.
-
     Returns:
       The content of `summary.json`, see `quickstart`; also `accuracy.supervised` and
       `gain_over_supervised`.

@@ -63,11 +63,6 @@ def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
 
     If another process, such as another share of the experiment, runs it, this one waits for it.
 
-    Args:
-      config: the path of its config.
-      seed: the seed of the warm-up.
-      folder: the output folder.
-
     Raises:
       UserError: the folder holds a warm-up of another config.
     """
@@ -92,12 +87,6 @@ def ensure_imitation(
     values: Mapping[str, Any], config: str, author: str, folder: pathlib.Path
 ) -> None:
     """Trains a policy on demonstrations, unless the folder holds the trained policy.
-
-    Args:
-      values: the config of the run, with the policy before.
-      config: the path of a config of `ragrl warmup sft`.
-      author: the author of the demonstrations, see `arms.Arm`.
-      folder: the folder of the cell, which gets demonstrations and the subfolder `IMITATION`.
 
     Raises:
       UserError: the folder holds a policy of another config or author.
@@ -132,12 +121,7 @@ def _imitation(values: Mapping[str, Any], config: str, folder: pathlib.Path) -> 
 
 
 def train_and_evaluate(values: Mapping[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    """Trains and evaluates a run; returns its row, see `arms.run_cell`.
-
-    Args:
-      values: the config.
-      folder: the folder of the run.
-    """
+    """Trains and evaluates a run; returns its row, see `arms.run_cell`."""
     job = claim_workdir(values, folder)
     parts = build_components(job, folder)
     models = acting_models(train(job, parts, folder))
@@ -148,12 +132,6 @@ def answer_again(
     values: Mapping[str, Any], strategy: str, run_folder: pathlib.Path, folder: pathlib.Path
 ) -> dict[str, Any]:
     """Evaluates the trained policies of a run with another config; returns the row of the answers.
-
-    Args:
-      values: the config of the answers.
-      strategy: a fixed strategy of the system, or empty.
-      run_folder: the folder of the run.
-      folder: the folder of the answers.
 
     Raises:
       UserError: the system has no such strategy.

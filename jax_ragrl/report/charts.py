@@ -54,12 +54,7 @@ def smooth_curve(curve: Curve, min_span: int = 5) -> Curve:
 
 
 def at_two_widths(draw: Callable[[float, str], Markup], width: float) -> Markup:
-    """A picture of a width, and its narrow version for phones.
-
-    Args:
-      draw: draws the picture of a width and a class.
-      width: the width of the wide one.
-    """
+    """A picture of a width, and its narrow version for phones."""
     return join([draw(width, "wide"), draw(NARROW, "narrow")])
 
 
@@ -95,13 +90,7 @@ def bar_chart(bars: Sequence[Bar]) -> Markup:
 
 
 def interval_chart(mean: float, low: float, high: float) -> Markup:
-    """A mean with its interval, on an axis that includes zero.
-
-    Args:
-      mean: mean in percentage points.
-      low: lower end of the interval.
-      high: upper end of the interval.
-    """
+    """A mean with its interval in percentage points, on an axis that includes zero."""
     # Room for the ends of the interval; never 0, which would make the scale degenerate.
     margin = 0.15 * max(high - min(low, 0), 1e-6)
     frame = Frame(
@@ -127,14 +116,7 @@ def interval_chart(mean: float, low: float, high: float) -> Markup:
 def line_chart(
     lines: Sequence[Line], label: str, *, width: float = FULL, height: float = 280
 ) -> Markup:
-    """Curves on common axes; the y axis starts at zero unless a value is negative.
-
-    Args:
-      lines: the curves.
-      label: description for screen readers.
-      width: width in pixels.
-      height: height in pixels.
-    """
+    """Curves on common axes; the y axis starts at zero unless a value is negative."""
     steps = [s for line in lines for s in line.curve.steps]
     values = [v for line in lines for v in line.curve.values]
     low, high = min([0.0, *values]), max([0.0, *values])
@@ -166,14 +148,7 @@ def _curve(frame: Frame, line: Line) -> Markup:
 def stacked_areas(
     shares: Mapping[str, Curve], label: str, *, width: float = HALF, height: float = 230
 ) -> Markup:
-    """Stacked shares over steps; the rest up to 100 % stays empty.
-
-    Args:
-      shares: curves with equal steps and values from 0 to 1, in the order of stacking.
-      label: description for screen readers.
-      width: width in pixels.
-      height: height in pixels.
-    """
+    """Stacked shares of 0 to 1 over equal steps, in order; the rest up to 100 % stays empty."""
     steps = next(iter(shares.values())).steps
 
     def draw(width: float, class_: str) -> Markup:
@@ -216,11 +191,7 @@ def share_bar(shares: Mapping[str, float], label: str) -> Markup:
 def small_chart(curve: Curve, label: str, *, share: bool) -> Markup:
     """A small chart of a curve and its moving average.
 
-    Args:
-      curve: the values.
-      label: description for screen readers.
-      share: whether the values are shares, whose axis ends at 1 and starts at a tenth below the
-        lowest.
+    The axis of shares ends at 1 and starts at a tenth below the lowest.
     """
     lowest, highest = min(curve.values), max(curve.values)
     # Shares near 1 differ by little, so their axis starts just below the lowest one.

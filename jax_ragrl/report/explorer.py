@@ -32,12 +32,7 @@ TEXT_LIMITS = (4000, 1500, 600, 250, 100)
 
 
 def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathlib.Path:
-    """Writes the explorer of all predictions in some folders or files.
-
-    Args:
-      sources: folders of runs or tables (`ragrl train`, `evaluate`, `quickstart`), or files of
-        predictions.
-      out: the HTML file.
+    """Writes the explorer of all predictions in folders of runs or tables, or files; returns `out`.
 
     Returns:
       `out`.
@@ -74,9 +69,6 @@ def distinct_names(sources: Iterable[pathlib.Path]) -> dict[pathlib.Path, str]:
     """Returns the name of each source: the shortest end of its path that no other source has.
 
     It is the last part of the path, unless it repeats, as in `base/c3po-0` and `new/c3po-0`.
-
-    Args:
-      sources: folders or files of predictions; names have no `.jsonl`.
     """
     # Absolute, because the folder of the shell and its parents lack a name.
     parts = {s: pathlib.Path(os.path.abspath(s).removesuffix(".jsonl")).parts for s in sources}
@@ -112,11 +104,9 @@ def has_pages(folder: pathlib.Path) -> bool:
 
 
 def prediction_files(source: pathlib.Path, name: str = "") -> list[tuple[str, pathlib.Path]]:
-    """Returns the prediction files of a source with their labels, in order of their names.
+    """Returns the prediction files of a folder or file with their labels, in order of their names.
 
-    Args:
-      source: a folder or one file.
-      name: the name of the source, with which labels begin; empty: they name no source.
+    Labels begin with the name of the source, unless it is empty.
 
     Raises:
       UserError: there are none.
@@ -154,11 +144,6 @@ def merge(
     limit: int = TEXT_LIMITS[0],
 ) -> dict[str, Any]:
     """Merges predictions by question, and adds the stored trees of runs.
-
-    Args:
-      sources: the rows of each source by its label, see `prediction_rows`.
-      trees: the trees of each run by its name, see `stored_trees`.
-      limit: characters of a text that are kept.
 
     Returns:
       JSON values: `sources`, the labels; `passages`, the distinct passages as `[id, title, text]`;

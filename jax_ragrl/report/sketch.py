@@ -90,11 +90,6 @@ def draw_tree(roots: Sequence[TreeNode], scale: Scale, anchor: str) -> Markup:
     """Draws a tree from left to right.
 
     Circles are actions, squares are leaves, and the color is the credit.
-
-    Args:
-      roots: roots of the tree, which share an origin.
-      scale: range of the colors.
-      anchor: prefix of the HTML ids to which the nodes link.
     """
     nodes = [node for root in roots for node in root.walk()]
     if not nodes:

@@ -72,15 +72,7 @@ def element(name: str, content: str | Markup = "", **attributes: Any) -> Markup:
 
 
 def text(x: float, y: float, content: str, anchor: str = "start", class_: str = "tick") -> Markup:
-    """One line of text.
-
-    Args:
-      x: horizontal position in pixels.
-      y: position of the baseline in pixels.
-      content: the text.
-      anchor: `start`, `middle` or `end` of the text is at `x`.
-      class_: CSS class.
-    """
+    """One line of text, of which `x` is the `start`, `middle` or `end`; `y` is its baseline."""
     return element("text", content, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
@@ -92,24 +84,12 @@ def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
 def area(
     upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]], class_: str
 ) -> Markup:
-    """The region between two polylines.
-
-    Args:
-      upper: pixel points of the upper polyline.
-      lower: pixel points of the lower polyline, in the same direction.
-      class_: CSS class.
-    """
+    """The region between two polylines of pixel points in the same direction."""
     return element("path", d=_commands([*upper, *reversed(lower)]) + "Z", class_=class_)
 
 
 def axes(frame: Frame, y_ticks: Sequence[float], form: str) -> Markup:
-    """Horizontal rules with their values, and training steps below.
-
-    Args:
-      frame: the plot.
-      y_ticks: values of the rules.
-      form: format string of a value.
-    """
+    """Horizontal rules with their values in the format `form`, and training steps below."""
     right = frame.width - frame.margin_right
     rules = [
         element("line", x1=frame.margin_left, x2=right, y1=frame.y(v), y2=frame.y(v), class_="rule")
@@ -129,13 +109,7 @@ def axes(frame: Frame, y_ticks: Sequence[float], form: str) -> Markup:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers.
-
-    Args:
-      low: lower end of the range.
-      high: upper end of the range.
-      count: desired number of ticks.
-    """
+    """About `count` round numbers of a range."""
     if not high > low:
         return [low]
     rough = (high - low) / max(count, 1)

@@ -26,9 +26,6 @@ def stored_trees(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Of equal ones the latest is first: it shows the trained system.
 
-    Args:
-      rows: one `{"step", "trees"}` per step.
-
     Returns:
       The trees, each with its `step` and with all fields of its nodes.
     """
@@ -74,16 +71,10 @@ def shorten(text: str, limit: int) -> str:
 def compact_tree(
     tree: Mapping[str, Any], source: int, texts: Numbers, passages: Numbers, limit: int
 ) -> dict[str, Any]:
-    """Returns a tree for the explorer.
+    """Returns a tree for the explorer, whose prompts and passages are numbers in tables.
 
-    Siblings share their prompt, and searches their passages, so both are numbers in tables.
-
-    Args:
-      tree: of `stored_trees`.
-      source: the number of its run.
-      texts: the table of prompts, which this function extends.
-      passages: the table of `(id, title, text)`, likewise.
-      limit: characters of a text that are kept.
+    Siblings share their prompt, and searches their passages. Both tables are extended; texts are
+    cut to `limit` characters.
 
     Returns:
       JSON values: the question, `step`, `spread`, `credit` (see `largest_credit`) and `nodes`,

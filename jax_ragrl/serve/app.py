@@ -37,11 +37,6 @@ def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then answers the queued questions and exits with code 0.
 
-    Args:
-      served_system: the system and its environment.
-      limits: max questions per rollout, max queued questions, and the deadline of a request.
-      settings: the address, and who may ask.
-
     Raises:
       UserError: the limits are invalid, or the address is not available.
     """

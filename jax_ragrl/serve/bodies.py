@@ -104,11 +104,6 @@ def parse_search_request(
     """The queries of a request, each with its number of passages, and whether scores are wanted.
 
     A query may be any text: the queries of a policy are never refused.
-
-    Args:
-      body: the request.
-      top_k: the default number of passages.
-      limit: max number of queries.
     """
     queries, k = body.get("queries"), body.get("topk")
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):

@@ -48,13 +48,7 @@ def completion(model: str, answer: Answer) -> dict[str, Any]:
 
 
 def events(model: str, answer: Answer, with_usage: bool) -> Iterator[str]:
-    """Yields a completion as server-sent events; one event holds the whole answer.
-
-    Args:
-      model: name of the served model.
-      answer: the answer.
-      with_usage: whether a last event has the numbers of tokens.
-    """
+    """Yields a completion as server-sent events: the answer, its end, and tokens if wanted."""
     head = _head(model, "chat.completion.chunk")
     usage: dict[str, Any] = {"usage": None} if with_usage else {}
     first = {"delta": {"role": "assistant", "content": answer.answer or ""}, "finish_reason": None}

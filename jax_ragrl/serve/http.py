@@ -63,10 +63,7 @@ def check_limits(limits: Limits) -> None:
 def listen(application: Callable[[], Starlette], name: str, settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT, then answers the queued requests and exits with code 0.
 
-    Args:
-      application: makes the application, once the address is reserved.
-      name: for the line that is printed when requests are accepted.
-      settings: the address, and who may ask.
+    The application is made once the address is reserved; `name` is for the line that says so.
 
     Raises:
       UserError: the address is not available, or reachable by others without an API key.

@@ -68,14 +68,7 @@ def answer_questions(served_system: ServedSystem, texts: Sequence[str]) -> list[
 def to_json(
     text: str, answer: Answer | BaseException, trace: bool, passages: bool
 ) -> dict[str, Any]:
-    """The answer to a question as values that `json.dumps` accepts.
-
-    Args:
-      text: the question.
-      answer: its answer or failure.
-      trace: whether the steps of the rollout are included.
-      passages: whether the passages that it read are included, with their texts.
-    """
+    """The answer or failure of a question as JSON values, with steps and passages if wanted."""
     if isinstance(answer, BaseException):
         return {"question": text, "answer": None, "error": error_message(answer)}
     values = {"question": text, "answer": answer.answer, "why": answer.finish_reason}

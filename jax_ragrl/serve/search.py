@@ -139,12 +139,6 @@ def serve(
 ) -> None:
     """Serves a retriever until SIGTERM or SIGINT.
 
-    Args:
-      retriever: any retriever.
-      top_k: number of passages for requests that name none.
-      limits: max queries per search, max queued queries, and the deadline of a request.
-      settings: the address, and who may ask.
-
     Raises:
       UserError: the address is not available, or a limit allows no request.
     """

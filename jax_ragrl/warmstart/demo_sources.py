@@ -69,11 +69,6 @@ def right_actions(recipe: Recipe, forest: Forest, prompts: Prompts) -> list[Demo
 
     The reward of an action is the fraction of correct answers below it; of equal actions, the
     largest.
-
-    Args:
-      recipe: the system and its metric.
-      forest: the rollouts.
-      prompts: the conversation of each prompt, by its token ids.
     """
     fraction_N, _ = reachable_leaves(forest, right_answers(recipe, forest))
     best: dict[DemoKey, float] = collections.defaultdict(float)

@@ -173,10 +173,6 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     Writes `out/checkpoint` (Hugging Face layout), from which `ragrl train` can start, and the
     metrics of every step to `out/metrics.jsonl`.
 
-    Args:
-      run: the config.
-      out: the output directory.
-
     Returns:
       The content of `out/summary.json`.
 

@@ -82,15 +82,7 @@ def score_candidates(
     llm: FrozenLLM,
     items: Sequence[PoolRollout],
 ) -> ItemResults:
-    """Generates candidates at every decision of some rollouts, and scores them.
-
-    Args:
-      settings: OPERA's settings.
-      writer: samples the actions.
-      retriever: the retriever.
-      llm: the frozen language model.
-      items: the rollouts; consecutive ones of one temperature are run together.
-    """
+    """Generates candidates at every decision of some rollouts, and scores them."""
     # A failed question has no row: a later call tries it again.
     rows: list[dict[str, Any]] = []
     errors: dict[str, str] = {}
@@ -200,12 +192,6 @@ def collect_pool(
     similarity: Similarity = word_cosines,
 ) -> dict[str, Any]:
     """Generates missing candidates, and writes the pool of all candidates.
-
-    Args:
-      source: generates and scores the candidates of some rollouts.
-      rollouts: all rollouts; finished ones are skipped.
-      out: the pool file.
-      similarity: of the actions of one prompt, of which near duplicates are dropped.
 
     Returns:
       The summary of the pool, and the number of failed rollouts.

@@ -179,10 +179,6 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     Writes `out/checkpoint` (Hugging Face layout) and the metrics of every step to
     `out/metrics.jsonl`.
 
-    Args:
-      run: the config.
-      out: the output directory.
-
     Returns:
       The content of `out/summary.json`. Accuracies are F1 in percent, of the system that belongs to
       the examples, with the model as its generator.
@@ -249,16 +245,11 @@ def train_supervised(
 ) -> Policy:
     """Trains a policy on batches of items; resumes from `out/unfinished` if it exists.
 
+    The buffers of the policy are donated. Batches never end, and are encoded one by one, since the
+    ids of all items may exceed the memory. With `save_every` 0 nothing is saved on the way.
+
     Writes the metrics of `imitate` and `too_long`, the number of items longer than a row, to
     `out/metrics.jsonl`.
-
-    Args:
-      policy: the policy; the buffers of its trained state are donated.
-      data: an endless iterator of batches.
-      encode: encodes an item; called per batch, since the ids of all items may exceed the memory.
-      steps: number of batches in the whole run.
-      out: the output directory.
-      save_every: steps between checkpoints in `out/unfinished`; 0: none.
 
     Raises:
       Preempted: the process received SIGTERM; the last step is saved.
@@ -285,13 +276,7 @@ def train_supervised(
 
 
 def save_finetuned(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) -> None:
-    """Writes the model to `out/checkpoint`, its adapter merged, and removes `out/unfinished`.
-
-    Args:
-      model: the trained decoder.
-      tokenizer: its tokenizer.
-      out: the output directory.
-    """
+    """Writes the model to `out/checkpoint`, its adapter merged, and removes `out/unfinished`."""
     plain = model if model.adapter is None else merge_lora(model)
     tokenizer.save(out / "tokenizer")
     # bfloat16 is the dtype of published models, and half the size on disk.
@@ -300,13 +285,7 @@ def save_finetuned(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) 
 
 
 def batches(items: Sequence[Item], size: int, seed: int) -> Iterator[list[Item]]:
-    """Yields endless batches; every pass over the items has a new random order.
-
-    Args:
-      items: the items.
-      size: items per batch; a batch may span two passes.
-      seed: seed of the orders.
-    """
+    """Yields endless batches, which may span two passes; every pass has a new random order."""
     if not items:
         raise UserError(
             "there are no examples: no training question has an answer, or no rationale contains "
@@ -330,15 +309,7 @@ def _accuracy(
     retriever: Retriever,
     questions: Sequence[Question],
 ) -> float:
-    """Returns the F1, in percent, of the system that belongs to the examples, with a model.
-
-    Args:
-      run: the config.
-      model: the generator.
-      tokenizer: its tokenizer.
-      retriever: the retriever.
-      questions: the test questions.
-    """
+    """Returns the F1, in percent, of the system of the examples, with a model as its generator."""
     reader = LocalLLM(model, tokenizer, run.shapes)
     environment = Environment(NoSampler(), retriever, reader, tokenizer.count)
     result = evaluate(EXAMPLES[run.examples].system(run.style, run.top_k), questions, environment)

@@ -138,15 +138,7 @@ def demo_function(
     source: DemoSource,
     cache: pathlib.Path | None = None,
 ) -> DemoFunction:
-    """Returns the function that generates the demonstrations of some questions.
-
-    Args:
-      job: the run's config.
-      parts: retriever, language models and tokenizer.
-      writer: a language model, named as `parse_llm` reads it.
-      source: the system to roll out, and the selection of demonstrations.
-      cache: a file of earlier replies of the writer, see `llm.cache`; None: none.
-    """
+    """Returns the function that generates the demonstrations of some questions."""
     mesh = local_mesh(mesh_for(job))
     llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh, cache=cache)
     sampler = LLMActionSampler(llm, parts.tokenizer, writer.temperature)
@@ -154,13 +146,9 @@ def demo_function(
 
 
 def label_function(job: Job, parts: Components, writer: str, name: str) -> DemoFunction:
-    """Returns the function that labels some questions.
+    """Returns the function that labels some questions of the system `name`.
 
-    Args:
-      job: the run's config.
-      parts: retriever, language model and tokenizer.
-      writer: `labels`; `labels:answer` for another rule of MMOA-RAG's selection.
-      name: the name of the system.
+    The writer is `labels`, or `labels:answer` for another rule of MMOA-RAG's selection.
 
     Raises:
       UserError: there are no labels for the system, or none of that kind.
@@ -194,15 +182,7 @@ def _all_or_none(demos: Callable[[Sequence[Question]], Sequence[Demo]]) -> DemoF
 def _heuristic_demos(
     job: Job, parts: Components, system: MMOARAG, label: str, questions: Sequence[Question]
 ) -> list[Demo]:
-    """Returns MMOA-RAG's labels.
-
-    Args:
-      job: the run's config.
-      parts: the retriever.
-      system: the system.
-      label: which words make a document useful, see `teachers.mmoa_rag.LABELS`.
-      questions: their metadata may hold `rewritings`, separated by `;`.
-    """
+    """Returns MMOA-RAG's labels; the metadata of questions may hold `rewritings`."""
     rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}
     # Seeded by the first question, so that chunks have different orders of documents.
     rng = random.Random(f"{job.seed} {questions[0].id}")
@@ -219,16 +199,7 @@ def _rollout_demos(
     samples: int,
     questions: Sequence[Question],
 ) -> ItemResults:
-    """Returns the demonstrations of a language model's rollouts.
-
-    Args:
-      job: the run's config.
-      parts: retriever, language models and tokenizer.
-      source: system, expander and selection of demonstrations.
-      writer: plays all roles.
-      samples: rollouts per question.
-      questions: the questions.
-    """
+    """Returns the demonstrations of a language model's rollouts."""
     recorder = RecordingSampler(writer)
     environment: Environment = parts.environment(recorder)
     forest = collect(

@@ -44,14 +44,7 @@ def careful_reader(world: World, style: str) -> WorldReader:
 def reading_examples(
     requests: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer, rng: random.Random
 ) -> list[Example]:
-    """Returns examples of a fraction of the requested roadmaps and answers.
-
-    Args:
-      requests: requests of a rollout; repeated ones count once.
-      reader: writes the targets.
-      tokenizer: the tokenizer of the model.
-      rng: selects the requests, see `FRACTIONS`.
-    """
+    """Returns examples of a fraction of the distinct requested roadmaps and answers."""
     distinct = dict.fromkeys(request._replace(seed=0) for request in requests)
     sample = [request for request in distinct if rng.random() < FRACTIONS.get(request.purpose, 0.0)]
     return examples(sample, reader, tokenizer)
@@ -63,13 +56,6 @@ def fact_examples(
     """Returns examples of questions about single facts, without documents.
 
     Half of them ask for famous facts; to the others the target is that the answer is unknown.
-
-    Args:
-      world: the known world.
-      style: prompt style.
-      tokenizer: the tokenizer of the model.
-      rng: selects the facts.
-      count: number of examples.
     """
     famous = sorted(world.famous)
     others = sorted(set(world.source) - world.famous)
@@ -85,13 +71,7 @@ def fact_examples(
 def examples(
     requests: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer
 ) -> list[Example]:
-    """Returns one example per request, whose role is the purpose of the request.
-
-    Args:
-      requests: the prompts.
-      reader: writes the targets.
-      tokenizer: the tokenizer of the model.
-    """
+    """Returns one example per request, whose role is the purpose of the request."""
     return [
         example(tokenizer, request.messages, str(reply), request.purpose)
         for request, reply in zip(requests, reader.complete(requests), strict=True)

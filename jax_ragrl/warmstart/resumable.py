@@ -111,11 +111,6 @@ def run_resumable(
 def claim_output(out: pathlib.Path, values: Mapping[str, Any], kind: OutputKind) -> None:
     """Writes the settings next to `out`, or checks that they are the same as before.
 
-    Args:
-      out: the JSONL file.
-      values: the settings that determine its rows.
-      kind: names of items and rows.
-
     Raises:
       UserError: `out` was produced with other settings or by another tool, or it is missing
         although its log lists finished items.

@@ -124,15 +124,7 @@ def three_strategies(effect: Generate, question: str) -> Branching:
 def world_examples(
     task: WarmupTask, tokenizer: ChatTokenizer, stage: Stage, known_world: World, number: int
 ) -> list[Example]:
-    """Generates the examples of one world, a pure function of its arguments.
-
-    Args:
-      task: system, teacher and expander.
-      tokenizer: the tokenizer of the decoder.
-      stage: the stage.
-      known_world: the world whose facts are learned.
-      number: number of the world within the stage.
-    """
+    """Generates the examples of one world, a pure function of its arguments."""
     seed = stage.first_world_seed + number
     world = generate(seed, 120 + 40 * (number % 5), hops=stage.hops)
     # Everything is seeded by the world, so the result does not depend on Grain.
@@ -178,14 +170,7 @@ def action_examples(forest: Forest, rng: random.Random, only_correct: bool) -> l
 def example_stream(
     task: WarmupTask, tokenizer: ChatTokenizer, stage: Stage, known_world: World
 ) -> Iterator[list[Example]]:
-    """Yields the examples of world after world, prefetched by a Grain thread.
-
-    Args:
-      task: system, teacher and expander.
-      tokenizer: the tokenizer of the decoder.
-      stage: the stage.
-      known_world: the world whose facts are learned.
-    """
+    """Yields the examples of world after world, prefetched by a Grain thread."""
     worlds = grain.MapDataset.range(1_000_000)
     examples = worlds.map(functools.partial(world_examples, task, tokenizer, stage, known_world))
     # One thread generates two worlds ahead, while the devices train.

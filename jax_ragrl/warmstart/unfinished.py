@@ -27,10 +27,6 @@ def claim_folder(values: Mapping[str, Any], out: pathlib.Path) -> None:
 
     The folder stays locked for the rest of this process, as that of a run.
 
-    Args:
-      values: the nested values of the config.
-      out: the output folder.
-
     Raises:
       UserError: another process uses the folder, or it holds results of another config, or a model
         without a config.
@@ -89,9 +85,7 @@ class Unfinished:
 def open_unfinished(out: pathlib.Path, save_every: int) -> Iterator[Unfinished]:
     """Opens the checkpoints of a training; SIGTERM ends it after its step.
 
-    Args:
-      out: the output folder.
-      save_every: steps between checkpoints; 0: only milestones and a step that SIGTERM ends.
+    With `save_every` 0, only milestones and a step that SIGTERM ends are saved.
     """
     with contextlib.closing(Checkpoints(out / FOLDER)) as checkpoints, stop_notice() as notice:
         yield Unfinished(checkpoints, notice, save_every)

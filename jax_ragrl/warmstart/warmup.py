@@ -156,11 +156,7 @@ def exact_fraction(
 ) -> dict[str, float]:
     """Returns, by role, the fraction of targets of which every token is the most likely one.
 
-    Args:
-      graph: structure of the decoder.
-      params: its parameters.
-      examples: held-out examples.
-      length: row length; longer examples are left out.
+    Examples that are longer than `length` are left out.
     """
     hits: dict[str, list[bool]] = collections.defaultdict(list)
     fitting = [e for e in examples if len(e.prompt) + len(e.target) <= length]
@@ -185,10 +181,6 @@ def warm_up(values: Mapping[str, Any], out: pathlib.Path) -> dict[str, Any]:
     """Trains a decoder; the same call resumes an interrupted warm-up, and trains no finished one.
 
     Writes `out/checkpoint` (Hugging Face layout) and `out/warmup.jsonl`.
-
-    Args:
-      values: the config.
-      out: the output directory.
 
     Returns:
       The last line of the log: step, tokens, seconds, means of the metrics since the previous line,
@@ -239,12 +231,7 @@ def batches_after(
 ) -> Iterator[PackedRows]:
     """Yields the batches of all steps after the first `step` ones.
 
-    Args:
-      step: the number of finished steps; their batches in an unfinished stage are generated again.
-      config: the config.
-      task: system, teacher and expander.
-      tokenizer: the tokenizer of the decoder.
-      known_world: the world whose facts are learned.
+    Those of finished steps in an unfinished stage are generated again.
     """
     for stage in config.stages:
         if step < stage.steps:

@@ -25,14 +25,7 @@ class WarmupLog:
     """
 
     def __init__(self, file: pathlib.Path, every: int, step: int, entries: Mapping[str, Any]):
-        """Opens the log; lines of steps that are repeated are removed.
-
-        Args:
-          file: the JSONL file.
-          every: steps per line.
-          step: the number of steps before.
-          entries: the result of `entries` after that step; empty: none.
-        """
+        """Opens the log; lines of steps that are repeated are removed."""
         drop_after_step(file, step)
         self._file, self._every, self._step = file, every, step
         self._tokens = entries.get("tokens", 0)
@@ -42,12 +35,7 @@ class WarmupLog:
         self._recent: collections.deque[Any] = collections.deque(recent, maxlen=every)
 
     def add(self, batch: PackedRows, metrics: Any) -> None:
-        """Adds one step.
-
-        Args:
-          batch: its rows, on the host.
-          metrics: the metrics of `sft_step`, which may still be computed.
-        """
+        """Adds one step."""
         self._step += 1
         self._tokens += int(np.sum(batch.segments_RL > 0))
         self._recent.append(metrics)
@@ -69,9 +57,6 @@ class WarmupLog:
 
     def write(self, exact: Mapping[str, float]) -> None:
         """Writes a line.
-
-        Args:
-          exact: the fraction of held-out targets that are exact, by role.
 
         Raises:
           UserError: parameters are not finite.

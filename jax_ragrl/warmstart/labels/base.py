@@ -47,13 +47,7 @@ class Labeler(Protocol):
     reads_known: bool
 
     def write(self, role: str, state: Any, evidence: Evidence) -> str:
-        """Returns the right action; empty if the gold names none, which gives no demonstration.
-
-        Args:
-          role: name of the role.
-          state: the state that waits for the action.
-          evidence: the question and its gold.
-        """
+        """Returns the right action; empty if the gold names none, which gives no demonstration."""
         ...
 
 
@@ -114,13 +108,7 @@ def label_demos(
 ) -> list[Demo]:
     """Returns the labeled actions of one rollout per question.
 
-    Args:
-      system: the system.
-      labeler: writes the actions.
-      questions: questions with answers and, if possible, gold passages.
-      retriever: performs the searches.
-      tokenizer: the tokenizer of the policy.
-      llm: answers each question without passages if the labels depend on it; None: none is known.
+    Without a language model, or if no label depends on it, no question counts as known.
 
     Raises:
       EffectError: a search for all questions failed.
@@ -144,14 +132,7 @@ def label_demos(
 def known_questions(
     llm: FrozenLLM, style: str, questions: Sequence[Question], retriever: Retriever
 ) -> frozenset[str]:
-    """Returns the ids of the questions that a model answers right without passages (cover-EM).
-
-    Args:
-      llm: the model.
-      style: the style with the prompt `answer_direct`.
-      questions: the questions.
-      retriever: the retriever of the run, which direct answering does not call.
-    """
+    """Returns the ids of the questions that a model answers right without passages (cover-EM)."""
     environment = Environment(NoSampler(), retriever, llm)
     forest = collect(direct(style), single_chain, questions, environment)
     pairs = zip(questions, forest.leaves(), strict=True)

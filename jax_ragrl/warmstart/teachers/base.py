@@ -24,14 +24,7 @@ class TeacherScript(Protocol):
         history: Sequence[Segment],
         rng: random.Random,
     ) -> str:
-        """Writes one action.
-
-        Args:
-          role: name of the role.
-          messages: the prompt.
-          history: earlier turns of the context and observations.
-          rng: the only source of randomness.
-        """
+        """Writes one action; `rng` is the only source of randomness."""
         ...
 
 
