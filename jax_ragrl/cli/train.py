@@ -184,12 +184,7 @@ def _train_values(start_from: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def run_experiment(options: argparse.Namespace) -> None:
-    from jax_ragrl.experiments.arms import (
-        finished_part,
-        load_experiment,
-        run_cells,
-        share_of,
-    )
+    from jax_ragrl.experiments.arms import finished_part, load_experiment, run_cells, share_of
     from jax_ragrl.experiments.comparison import write_comparison
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 

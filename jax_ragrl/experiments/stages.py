@@ -161,11 +161,7 @@ def fixed_strategy(job: Job, name: str) -> System:
 
 
 def _evaluate(
-    job: Job,
-    parts: Components,
-    models: SamplerModels,
-    system: System | None,
-    folder: pathlib.Path,
+    job: Job, parts: Components, models: SamplerModels, system: System | None, folder: pathlib.Path
 ) -> dict[str, Any]:
     questions = parts.questions["test"][: job.run.test_questions]
     result = evaluate_models(job, parts, models, questions, system)

@@ -115,9 +115,7 @@ def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
 
 
 def make_application(
-    routes: Sequence[Route],
-    queues: Mapping[str, Batcher[Any, Any]],
-    settings: Settings = SETTINGS,
+    routes: Sequence[Route], queues: Mapping[str, Batcher[Any, Any]], settings: Settings = SETTINGS
 ) -> Starlette:
     """Returns an ASGI application whose lifespan ends with the work of its queues.
 

@@ -112,10 +112,7 @@ def _encode(hits: Sequence[Hits], with_scores: bool) -> bytes:
 
 
 def application(
-    retriever: Retriever,
-    top_k: int = TOP_K,
-    limits: Limits = LIMITS,
-    settings: Settings = SETTINGS,
+    retriever: Retriever, top_k: int = TOP_K, limits: Limits = LIMITS, settings: Settings = SETTINGS
 ) -> Starlette:
     """Returns the ASGI application of a retriever, see `serve`."""
     check_depth(top_k)
@@ -132,10 +129,7 @@ def application(
 
 
 def serve(
-    retriever: Retriever,
-    top_k: int = TOP_K,
-    limits: Limits = LIMITS,
-    settings: Settings = SETTINGS,
+    retriever: Retriever, top_k: int = TOP_K, limits: Limits = LIMITS, settings: Settings = SETTINGS
 ) -> None:
     """Serves a retriever until SIGTERM or SIGINT.
 

@@ -203,12 +203,7 @@ def _rollout_demos(
     recorder = RecordingSampler(writer)
     environment: Environment = parts.environment(recorder)
     forest = collect(
-        source.system,
-        source.expander,
-        questions,
-        environment,
-        seed=job.seed,
-        rollouts=samples,
+        source.system, source.expander, questions, environment, seed=job.seed, rollouts=samples
     )
     prompts = {ids: conversation(parts.tokenizer, r) for ids, r in recorder.prompts.items()}
     demos = [demo.row() for demo in source.demos(forest, prompts)]

@@ -223,11 +223,7 @@ def _train(config: Warmup, task: WarmupTask, out: pathlib.Path) -> Decoder:
 
 
 def batches_after(
-    step: int,
-    config: Warmup,
-    task: WarmupTask,
-    tokenizer: ChatTokenizer,
-    known_world: World,
+    step: int, config: Warmup, task: WarmupTask, tokenizer: ChatTokenizer, known_world: World
 ) -> Iterator[PackedRows]:
     """Yields the batches of all steps after the first `step` ones.
 

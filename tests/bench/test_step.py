@@ -6,12 +6,7 @@ from typing import NamedTuple
 import jax
 import pytest
 
-from jax_ragrl.bench.step import (
-    _mean_busy_seconds,
-    bench_step,
-    initial_policies,
-    union_length,
-)
+from jax_ragrl.bench.step import _mean_busy_seconds, bench_step, initial_policies, union_length
 from jax_ragrl.cli.main import CONFIGS
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.lora import LoRAConfig

@@ -44,10 +44,7 @@ CHAIN = (
     "recipe.tree.router_samples=0",
 )
 TWO = Experiment(
-    arms={
-        "tree": Arm(TINY),
-        "chain": Arm(TINY, CHAIN),
-    },
+    arms={"tree": Arm(TINY), "chain": Arm(TINY, CHAIN)},
     baseline="chain",
     metrics=("cover_em", "f1"),
     training_seeds=(0, 1),

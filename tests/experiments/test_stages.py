@@ -24,12 +24,7 @@ from jax_ragrl.run.lock import FILE, unlock_folder
 from jax_ragrl.runtime.jsonl import read_rows, write_json
 from jax_ragrl.warmstart.unfinished import claim_folder
 
-SMALL = (
-    "data.world.size=40",
-    "run.steps=1",
-    "run.questions_per_step=2",
-    "run.dev_questions=2",
-)
+SMALL = ("data.world.size=40", "run.steps=1", "run.questions_per_step=2", "run.dev_questions=2")
 # Another process that has locked a folder.
 HOLDER = """
 import fcntl, sys, time

@@ -5,12 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jax_ragrl.experiments.statistics import (
-    detectable_difference,
-    holm,
-    seed_test,
-    sign_flip_test,
-)
+from jax_ragrl.experiments.statistics import detectable_difference, holm, seed_test, sign_flip_test
 
 
 def test_a_detectable_difference_is_found_in_four_of_five_experiments():

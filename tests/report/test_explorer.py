@@ -16,13 +16,7 @@ import pytest
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.report import explorer
-from jax_ragrl.report.explorer import (
-    build_explorer,
-    explorer_page,
-    merge,
-    prediction_files,
-    render,
-)
+from jax_ragrl.report.explorer import build_explorer, explorer_page, merge, prediction_files, render
 from jax_ragrl.report.trees import stored_trees
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.run.predictions import prediction_rows, write_predictions

@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -81,14 +82,24 @@ NODES = [
 ]
 
 
+def lines(rows: Sequence[Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def write_run(
-    folder: pathlib.Path, *, trees: list[Any] | None = None, summary: Any = SUMMARY
+    folder: pathlib.Path,
+    *,
+    rows: Sequence[Any] = tuple(map(metrics, range(3))),
+    trees: list[Any] | None = None,
+    summary: Any = SUMMARY,
+    config: Any = None,
 ) -> pathlib.Path:
-    rows = [metrics(step) for step in range(3)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "metrics.jsonl").write_text(lines(rows))
     (folder / "summary.json").write_text(json.dumps(summary))
     if trees is not None:
-        (folder / "trees.jsonl").write_text(json.dumps({"step": 2, "trees": trees}) + "\n")
+        (folder / "trees.jsonl").write_text(lines([{"step": 2, "trees": trees}]))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -188,10 +199,10 @@ def test_parts_of_a_step_are_not_added_to_it(tmp_path):
         "wait_rollout": 30.0,
         "wait_device": 20.0,
     }
-    (tmp_path / "metrics.jsonl").write_text(
-        json.dumps({"step": 1} | {f"time/{name}_s": x for name, x in names.items()}) + "\n"
-    )
-    assert [(name, share) for name, _, _, share in times(load_run(tmp_path))] == [
+    row = {"step": 1} | {f"time/{name}_s": x for name, x in names.items()}
+    assert [
+        (name, share) for name, *_, share in times(load_run(write_run(tmp_path, rows=[row])))
+    ] == [
         ("Step", "100 %"),
         ("Rollouts", "75 %"),
         ("Update", "25 %"),
@@ -254,20 +265,18 @@ def test_each_link_of_a_drawing_targets_a_node(tmp_path):
     assert {f"#{i}" for i in ids} >= set(links) and len(ids) == len(set(ids))
 
 
-def test_a_run_without_trees_has_a_report(tmp_path):
-    assert "Trees" not in read(write_run(tmp_path)).text
-
-
-@pytest.mark.parametrize("summary", [{}, {"accuracy": {}, "gain": {"mean": None, "ci95": [1]}}])
-def test_missing_parts_of_a_summary_are_omitted(tmp_path, summary):
-    assert "Gain" not in read(write_run(tmp_path, summary=summary)).text
-
-
-def test_a_run_with_fewer_than_two_steps_has_a_report(tmp_path):
-    write_run(tmp_path)
-    for rows in ("", json.dumps(metrics(0)) + "\n"):
-        (tmp_path / "metrics.jsonl").write_text(rows)
-        assert "Gain" in read(tmp_path).text
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"summary": {}},
+        {"summary": {"accuracy": {}, "gain": {"mean": None, "ci95": [1]}}},
+        {"rows": []},
+        {"rows": [metrics(0)]},
+    ],
+)
+def test_missing_parts_of_a_run_are_omitted(tmp_path, changes):
+    text = read(write_run(tmp_path, **changes)).text
+    assert "Trees" not in text and ("Gain" in text) == ("summary" not in changes)
 
 
 def test_missing_metrics_name_the_command_that_creates_them(tmp_path):
@@ -283,8 +292,7 @@ def test_a_run_without_a_summary_has_a_report(tmp_path):
 
 def test_a_report_names_the_choices_of_a_run(tmp_path):
     config = {"system": "opera", "objective": {"advantage": "group_centred"}, "credit": EVIL}
-    (write_run(tmp_path) / "config.json").write_text(json.dumps(config))
-    text = read(tmp_path).text
+    text = read(write_run(tmp_path, config=config)).text
     assert "System opera" in text and "Advantage group_centred" in text and EVIL in text
 
 
@@ -294,9 +302,8 @@ DATA = {"files": {"corpus": "docs", "train": "asked.csv", "dev": "dev.csv"}}
 def test_a_report_names_what_a_run_was_trained_on_and_its_scores(tmp_path, capsys):
     llm = {"kind": "openai", "model": "a-model", "base_url": "http://host:8000/v1"}
     config = {"data": DATA, "index": {"kind": "scann", "encoder": "minilm"}, "llm": llm}
-    (write_run(tmp_path) / "config.json").write_text(json.dumps(config))
     rows = [metrics(step) | {"eval/accuracy": x} for step, x in enumerate((0.25, 0.75, 0.5))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_run(tmp_path, rows=rows, config=config, summary={"accuracy": {"trained": 0.615}})
     facts = {
         "Corpus": "docs",
         "Training questions": "asked.csv",
@@ -306,20 +313,17 @@ def test_a_report_names_what_a_run_was_trained_on_and_its_scores(tmp_path, capsy
         "Dev score": "25.0 % (step 0) → 50.0 % (step 2), best 75.0 % (step 1), "
         "whose policies RUN@best has",
     }
-    (tmp_path / "summary.json").write_text(json.dumps({"accuracy": {"trained": 0.615}}))
     text = read(tmp_path).text
     _print_facts(tmp_path)  # the end of 'ragrl train'
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for name, value in facts.items():
-        assert f"{name} {value}" in text and f"{name}: {value}" in lines
-    assert "Judge" not in text and f"ragrl report {tmp_path}" in lines[-1]
+        assert f"{name} {value}" in text and f"{name}: {value}" in printed
+    assert "Judge" not in text and f"ragrl report {tmp_path}" in printed[-1]
 
 
 def test_a_report_of_a_world_names_the_world(tmp_path):
     config = {"data": {"world": {"seed": 7, "size": 60}}, "llm": {"kind": "none"}}
-    (write_run(tmp_path) / "config.json").write_text(json.dumps(config))
-    text = read(tmp_path).text
-    assert "Corpus synthetic, seed 7, size 60" in text
+    assert "Corpus synthetic, seed 7, size 60" in read(write_run(tmp_path, config=config)).text
 
 
 def leaves_of(*values: float) -> list[dict[str, Any]]:
@@ -339,8 +343,7 @@ def test_trees_whose_leaves_differ_come_first(tmp_path):
     assert order == ["A lot?", "A little?", "Both wrong?", "Both right?"]
     assert [spread(tree) for tree in stored_trees(rows)] == [1, 0.25, 0, 0]
     assert largest_credit(stored_trees(rows)[0]) == 0.5
-    write_run(tmp_path)
-    (tmp_path / "trees.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (write_run(tmp_path) / "trees.jsonl").write_text(lines(rows))
     text = read(tmp_path).text
     places = [
         text.rindex(word) for word in ("Leaves differ", *order[:2], "Leaves agree", *order[2:])
@@ -355,37 +358,21 @@ def test_trees_beyond_the_limit_of_a_report_are_counted(tmp_path):
     assert "2 more: see explorer.html" in text and "Question 1?" in text
 
 
-def test_a_tree_shows_the_mean_reward_of_its_leaves(tmp_path):
-    leaves = [node(1, 0, "leaf", reward=-3.0), node(2, 0, "leaf", reward=-2.0)]
-    text = read(write_run(tmp_path, trees=[tree([node(0, None), *leaves])])).text
-    assert "2 leaves, mean reward -2.5" in text
-
-
 def test_roles_errors_and_strategies_are_shown_by_name(tmp_path):
     more = {
         "role_reward/plan": 0.5,
+        "frac_reward_zero_std/plan": 0.1,
         "invalid_action/No JSON": 5.0,
-        "strategy_frac/Planning": 1.0,
-        "strategy_reward/Planning": 0.25,
     }
-    rows = [metrics(step) | more for step in range(2)]
-    (write_run(tmp_path) / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    text = read(tmp_path).text
-    assert (
-        "Role reward: plan 0.5000" in text
-        and "No JSON The query is not in a JSON object. 5 5 10" in text
-    )
+    more |= {"strategy_frac/Planning": 1.0, "strategy_reward/Planning": 0.25}
+    text = read(write_run(tmp_path, rows=[metrics(step) | more for step in range(2)])).text
+    for words in (
+        "Role reward: plan 0.5000",
+        "Groups with equal rewards: plan 0.1000",
+        "No JSON The query is not in a JSON object. 5 5 10",
+    ):
+        assert words in text
     assert "Reward by strategy" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_the_reward_of_a_role_is_an_indicator(tmp_path):
-    rows = [
-        {"step": s, "role_reward/plan": 0.5, "frac_reward_zero_std/plan": 0.1} for s in range(2)
-    ]
-    (write_run(tmp_path) / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    text = read(tmp_path).text
-    assert "Role reward: plan 0.5000" in text
-    assert "Groups with equal rewards: plan 0.1000" in text
 
 
 @pytest.mark.parametrize(
@@ -473,13 +460,13 @@ def test_credit_is_colored_by_its_distance_from_the_middle():
     assert scale.tint(None) == scale.tint(float("nan")) == ("none", 0)
 
 
-def test_the_scale_includes_all_credit():
-    assert credit_scale([tree([node(0, None, credit=2.0), node(1, 0, credit=None)])]) == (0.0, 2.0)
-
-
-def test_the_scale_of_negative_credit_is_symmetric():
-    assert credit_scale([tree([node(0, None, credit=-3.0), node(1, 0, credit=1.0)])]) == (-3.0, 3.0)
-    assert credit_scale([tree([node(0, None, credit=-0.2)])]) == (-1.0, 1.0)
+@pytest.mark.parametrize(
+    ("credit", "scale"),
+    [((2.0, None), (0.0, 2.0)), ((-3.0, 1.0), (-3.0, 3.0)), ((-0.2,), (-1.0, 1.0))],
+)
+def test_the_scale_has_all_credit_and_is_symmetric_if_some_is_negative(credit, scale):
+    nodes = [node(i, None, credit=x) for i, x in enumerate(credit)]
+    assert credit_scale([tree(nodes)]) == scale
 
 
 def test_a_parent_is_centered_on_its_children():
@@ -498,9 +485,8 @@ def test_a_strategy_has_one_color_in_all_pictures(tmp_path):
         {**metrics(i), "strategy_frac/None": 0.1, "strategy_reward/Retrieval": 0.5}
         for i in range(3)
     ]
-    write_run(tmp_path, summary={**SUMMARY, "strategy_share": {"Retrieval": 1.0, "New": 0.0}})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = read(tmp_path)
+    summary = {**SUMMARY, "strategy_share": {"Retrieval": 1.0, "New": 0.0}}
+    page = read(write_run(tmp_path, rows=rows, summary=summary))
     kinds = ["Planning", "Retrieval", "None", "New"]
     titles = [f"{name}: {share} %" for name, share in zip(kinds, (0, 100, 0, 0), strict=True)]
     # Twice: the wide bar and the narrow one.
@@ -510,10 +496,7 @@ def test_a_strategy_has_one_color_in_all_pictures(tmp_path):
 
 def page_with(folder: pathlib.Path, **values: float) -> Page:
     """The page of a run with three steps and additional metrics."""
-    rows = [{**metrics(step), **values} for step in range(3)]
-    write_run(folder)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read(folder)
+    return read(write_run(folder, rows=[{**metrics(step), **values} for step in range(3)]))
 
 
 def test_strategies_of_rollouts_have_rewards(tmp_path):
@@ -529,9 +512,8 @@ def test_failures_are_counted(tmp_path):
         metrics(1),
         metrics(2) | {"unanswered/Max Depth": 1},
     ]
-    write_run(tmp_path, summary={**SUMMARY, "ended": {"Max Depth": 2, "answered": 9}})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = read(tmp_path).text
+    summary = {**SUMMARY, "ended": {"Max Depth": 2, "answered": 9}}
+    text = read(write_run(tmp_path, rows=rows, summary=summary)).text
     # Each kind has the sentence of the glossary.
     assert "Invalid action: No JSON The query is not in a JSON object. 5 0 5" in text
     assert f"Ended without an answer: Max Depth {C3PO.FAULTS['Max Depth']} 0 1 1" in text

@@ -18,11 +18,7 @@ class TeacherScript(Protocol):
     """A script that writes the next action of a role; see `rollout.effects.Generate`."""
 
     def write(
-        self,
-        role: str,
-        messages: Sequence[Message],
-        history: Sequence[Segment],
-        rng: random.Random,
+        self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
         """Writes one action; `rng` is the only source of randomness."""
         ...

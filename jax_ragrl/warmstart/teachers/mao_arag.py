@@ -35,11 +35,7 @@ class Teacher:
     p_swap_decomposition: float = 0.0
 
     def write(
-        self,
-        role: str,
-        messages: Sequence[Message],
-        history: Sequence[Segment],
-        rng: random.Random,
+        self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
         """Writes one plan, see `TeacherScript`."""
         del history

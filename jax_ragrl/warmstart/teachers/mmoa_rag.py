@@ -151,11 +151,7 @@ class Teacher:
     known: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
     def write(
-        self,
-        role: str,
-        messages: Sequence[Message],
-        history: Sequence[Segment],
-        rng: random.Random,
+        self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
         """Writes one action, see `TeacherScript`."""
         del history
