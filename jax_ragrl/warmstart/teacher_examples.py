@@ -4,9 +4,9 @@ Two kinds of stages share one code path. *Skills*: the teacher's careful rollout
 worlds, with few passages per search at first. *Rejection sampling* (Chen et al. 2025, section 5.2):
 the trees of a careless teacher, of which only actions on paths to a correct answer are retained.
 
-In addition to the roles of the system, the decoder learns the tasks of a frozen language model
-(`reader_rows.py`): to write a roadmap, to answer from documents, and to know the famous facts of
-one world by heart.
+In addition to the roles of the system, the decoder learns the tasks of a frozen language model: to
+write a roadmap, to answer from documents, and to know the famous facts of one world by heart (names
+recur in other worlds with other facts, so that it can know only one).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import functools
 import importlib
 import pkgutil
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -24,12 +24,13 @@ import numpy as np
 
 from jax_ragrl.config.ranges import Count, Natural
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.corpus.world import RELATIONS, World, generate
 from jax_ragrl.credit.assign import reachable_leaves
-from jax_ragrl.errors import UserError
-from jax_ragrl.learner.imitation import Example
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.learner.imitation import Example, example
+from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.executors import WorldExecutors, query_of
-from jax_ragrl.llm.reader import understand
+from jax_ragrl.llm.reader import WorldReader, understand
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.scann import ScannSearcher
@@ -38,18 +39,14 @@ from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Expander, ForcedAction
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.runtime.portable_random import shuffled
+from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER, render_router
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.text.metrics import cover_match_tokens
+from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import LLMRequest
 from jax_ragrl.warmstart import teachers
-from jax_ragrl.warmstart.reader_rows import (
-    RecordingLLM,
-    careful_reader,
-    fact_examples,
-    reading_examples,
-)
 from jax_ragrl.warmstart.teachers.base import TeacherSampler, TeacherScript
 
 
@@ -176,3 +173,64 @@ def example_stream(
     # One thread generates two worlds ahead, while the devices train.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(examples.to_iter_dataset(options))
+
+
+# --- The tasks of a frozen language model ---------------------------------------------------------
+
+# Fraction of the requests of a rollout that become examples, by purpose.
+FRACTIONS = {"roadmap": 0.5, "answer": 0.25}
+
+
+class RecordingLLM:
+    """A language model that records its requests."""
+
+    def __init__(self, llm: FrozenLLM):
+        self._llm, self.name = llm, llm.name
+        self.requests: list[LLMRequest] = []
+
+    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
+        """Returns the replies of the wrapped model."""
+        self.requests += requests
+        return self._llm.complete(requests)
+
+
+def careful_reader(world: World, style: str) -> WorldReader:
+    """Returns a reader that reads all documents and makes no errors."""
+    return WorldReader(world, style=style, limit=1000, noise=0.0, confusion=0.0)
+
+
+def reading_examples(
+    requests: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer, rng: random.Random
+) -> list[Example]:
+    """Returns examples of a fraction of the distinct requested roadmaps and answers."""
+    distinct = dict.fromkeys(request._replace(seed=0) for request in requests)
+    sample = [request for request in distinct if rng.random() < FRACTIONS.get(request.purpose, 0.0)]
+    return replies_of(sample, reader, tokenizer)
+
+
+def fact_examples(
+    world: World, style: str, tokenizer: ChatTokenizer, rng: random.Random, count: int
+) -> list[Example]:
+    """Returns examples of questions about single facts, without documents.
+
+    Half of them ask for famous facts; to the others the target is that the answer is unknown.
+    """
+    famous = sorted(world.famous)
+    others = sorted(set(world.source) - world.famous)
+    pairs = [pick(rng, others if i % 2 else famous) for i in range(count)]
+    texts = [pick(rng, RELATIONS[relation].asks).format(entity) for entity, relation in pairs]
+    requests = [
+        LLMRequest("answer_direct", user_turn(style, "answer_direct", question=text))
+        for text in texts
+    ]
+    return replies_of(requests, careful_reader(world, style), tokenizer)
+
+
+def replies_of(
+    requests: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer
+) -> list[Example]:
+    """Returns one example per request, whose role is the purpose of the request."""
+    return [
+        example(tokenizer, request.messages, str(reply), request.purpose)
+        for request, reply in zip(requests, reader.complete(requests), strict=True)
+    ]

@@ -10,21 +10,24 @@ import collections
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import random
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from jax_ragrl.config.ranges import Count, Lengths, Natural, NotNegative, Positive
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.gradients import TrainState
+from jax_ragrl.learner.gradients import TrainState, check_finite
 from jax_ragrl.learner.imitation import Example, PackedRows, pack, sft_step, token_losses
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
@@ -32,11 +35,10 @@ from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.run.load import load_recipe
 from jax_ragrl.run.models import load_policy
-from jax_ragrl.runtime.jsonl import last_row
+from jax_ragrl.runtime.jsonl import append_row, drop_after_step, last_row
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
-from jax_ragrl.warmstart.muon import muon
 from jax_ragrl.warmstart.teacher_examples import (
     Stage,
     WarmupTask,
@@ -46,7 +48,6 @@ from jax_ragrl.warmstart.teacher_examples import (
     world_examples,
 )
 from jax_ragrl.warmstart.unfinished import MODEL, claim_folder, open_unfinished, remove_unfinished
-from jax_ragrl.warmstart.warmup_log import WarmupLog
 
 LOG = "warmup.jsonl"
 
@@ -175,6 +176,99 @@ def exact_fraction(
 @functools.partial(jax.jit, static_argnames="graph")
 def _token_correct(graph: Any, params: Any, batch: PackedRows) -> jax.Array:
     return token_losses(graph, params, batch)[1]
+
+
+class WarmupLog:
+    """One JSON line every `every` steps, printed and written to a file.
+
+    A line has the step, the tokens and seconds up to it, and the means of the metrics of the last
+    `every` steps.
+    """
+
+    def __init__(self, file: pathlib.Path, every: int, step: int, entries: Mapping[str, Any]):
+        """Opens the log; lines of steps that are repeated are removed."""
+        drop_after_step(file, step)
+        self._file, self._every, self._step = file, every, step
+        self._tokens = entries.get("tokens", 0)
+        self._start = time.perf_counter() - entries.get("seconds", 0.0)
+        # The dtype of the devices, in which the means are computed.
+        recent = jax.tree.map(np.float32, entries.get("recent", []))
+        self._recent: collections.deque[Any] = collections.deque(recent, maxlen=every)
+
+    def add(self, batch: PackedRows, metrics: Any) -> None:
+        """Adds one step."""
+        self._step += 1
+        self._tokens += int(np.sum(batch.segments_RL > 0))
+        self._recent.append(metrics)
+
+    def is_due(self) -> bool:
+        """Whether the last step ends a line."""
+        return self._step % self._every == 0
+
+    def check(self) -> None:
+        """Raises `UserError` if parameters are not finite; once they are not, they remain so."""
+        if self._recent:
+            check_finite({"not_finite": float(self._recent[-1]["not_finite"])})
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the values from which a log continues; checks, since a checkpoint has them."""
+        self.check()
+        recent = jax.tree.map(float, jax.device_get(list(self._recent)))
+        return {"tokens": self._tokens, "seconds": self._seconds(), "recent": recent}
+
+    def write(self, exact: Mapping[str, float]) -> None:
+        """Writes a line.
+
+        Raises:
+          UserError: parameters are not finite.
+        """
+        self.check()
+        # Fetched here only: a fetch per step would let the devices wait for the host.
+        recent = jax.device_get(list(self._recent))
+        names = sorted(recent[0].keys() - {"skipped", "not_finite"})
+        means = {k: round(float(np.mean([m[k] for m in recent])), 4) for k in names}
+        means["skipped"] = float(sum(m["skipped"] for m in recent))
+        line = {"step": self._step, "tokens": self._tokens, "seconds": self._seconds()}
+        line |= {**means, "exact": exact}
+        print(json.dumps(line), flush=True)
+        append_row(self._file, line)
+
+    def _seconds(self) -> float:
+        return round(time.perf_counter() - self._start, 1)
+
+
+def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    """Returns Muon (Jordan et al. 2024) for matrices and Adam for the rest, with cosine decay.
+
+    The peak learning rate is reached after a tenth of the steps, at most 100.
+    """
+    warmup = min(100, steps // 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup, steps, 0.0)
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.contrib.muon(
+            schedule,
+            adam_learning_rate=lambda step: 0.3 * schedule(step),
+            adam_b2=0.98,
+            muon_weight_dimension_numbers=_matrices,
+            consistent_rms=0.2,
+        ),
+    )
+
+
+def _matrices(params: Any) -> Any:
+    """Returns the row and column axes of the stacked layer weights that are matrices."""
+    axes = {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ((1,), (2, 3))),
+        "o_proj": ((1, 2), (3,)),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), ((1,), (2,))),
+    }
+
+    def of(path: Any, _: Any) -> Any:
+        name = next((n for n in axes if n in jax.tree_util.keystr(path)), None)
+        return optax.contrib.MuonDimensionNumbers(*axes[name]) if name else None
+
+    return jax.tree_util.tree_map_with_path(of, params)
 
 
 def warm_up(values: Mapping[str, Any], out: pathlib.Path) -> dict[str, Any]:

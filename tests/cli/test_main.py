@@ -73,30 +73,9 @@ def test_a_missing_field_names_file_line_and_field(tmp_path, capsys):
     assert "q.jsonl" in line and "2" in line and "golden_answers" in line
 
 
-def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
-    from jax_ragrl.corpus.reading import load_corpus
-
-    one = write(tmp_path / "a.jsonl", {"id": "1", "title": "a", "text": "b"})
-    other = write(tmp_path / "b.jsonl", {"id": "1", "title": "a", "text": "c"})
-    index = str(tmp_path / "i")
-    assert main(["data", "index", "--corpus", one, "--out", index, "--kind", "exact"]) == 0
-    questions = write(tmp_path / "q.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"]})
-    args = ("--corpus", other, "--index", index, "--questions", questions)
-    line = error_line(capsys, "evaluate", *args)
-    assert load_corpus(one).fingerprint in line and load_corpus(other).fingerprint in line
-
-
 def test_an_unknown_config_key_is_named(tmp_path, capsys):
     args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path / 'w'}")
     assert "polcy_lr" in error_line(capsys, *args, "--config.optimizer.polcy_lr=1.0")
-
-
-def test_a_config_key_that_nothing_reads_is_an_error(tmp_path, capsys):
-    file = tmp_path / "c.py"
-    source = "from ml_collections import ConfigDict\ndef get_config():\n"
-    file.write_text(source + "    return ConfigDict({'run': {'steps': 1, 'stepz': 2}})\n")
-    line = error_line(capsys, "train", f"--config={file}", f"--workdir={tmp_path / 'w'}")
-    assert "stepz" in line or "system" in line
 
 
 def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
@@ -255,13 +234,6 @@ def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(data, "run_world", fail)
     with pytest.raises(jax.errors.JaxRuntimeError):
         main(["data", "world", "--out", "w"])
-
-
-def test_an_index_may_be_in_a_parent_folder(tmp_path, capsys, monkeypatch):
-    corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
-    (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path / "below")
-    assert main(["data", "index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
 
 
 def test_a_negative_limit_is_refused(capsys):

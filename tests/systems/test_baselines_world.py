@@ -28,8 +28,7 @@ from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
 from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import LLMRequest, Message, Question
-from jax_ragrl.warmstart.reader_rows import careful_reader
-from jax_ragrl.warmstart.teacher_examples import build_world_retriever
+from jax_ragrl.warmstart.teacher_examples import build_world_retriever, careful_reader
 from jax_ragrl.warmstart.teachers.c3po import Teacher
 from tests.rollout.tape import Tape
 

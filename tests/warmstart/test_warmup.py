@@ -30,8 +30,7 @@ from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.warmstart import warmup
 from jax_ragrl.warmstart.teacher_examples import action_examples, build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
-from jax_ragrl.warmstart.warmup import LOG, batches_after, load_warmup, warm_up
-from jax_ragrl.warmstart.warmup_log import WarmupLog
+from jax_ragrl.warmstart.warmup import LOG, WarmupLog, batches_after, load_warmup, warm_up
 from tests.tiny import policy, tokenizer
 
 AUTO_RAG = CONFIGS / "tiny" / "warmup_auto_rag.py"

@@ -11,7 +11,7 @@ from jax_ragrl.run.models import policy_folder
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest
-from jax_ragrl.warmstart.reader_rows import (
+from jax_ragrl.warmstart.teacher_examples import (
     RecordingLLM,
     careful_reader,
     fact_examples,
