@@ -18,7 +18,7 @@ from jax_ragrl.json_text import MAX_DEPTH, loads, loads_or_none
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.hf import read_config
 from jax_ragrl.models.peft import _read_peft_config
-from jax_ragrl.report.load import read_lines, read_object
+from jax_ragrl.report.load import read_lines
 from jax_ragrl.retrieval.hashed_words import FILE, HashedEncoder
 from jax_ragrl.retrieval.index import read_description
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
@@ -46,7 +46,7 @@ def one_line(error: pytest.ExceptionInfo[UserError], file: object) -> bool:
 @EACH
 def test_a_damaged_object_names_its_file(tmp_path, damage):
     readers = {
-        "config.json": (load_saved_config, read_object),
+        "config.json": (load_saved_config,),
         "model/config.json": (lambda file: read_config(file.parent),),
         "adapter_config.json": (lambda file: _read_peft_config(file.parent),),
         "model.safetensors.index.json": (lambda file: safetensors_io.locate(file.parent),),

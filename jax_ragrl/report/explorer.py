@@ -66,23 +66,10 @@ def explorer_page(sources: Sequence[pathlib.Path]) -> str:
 
 
 def distinct_names(sources: Iterable[pathlib.Path]) -> dict[pathlib.Path, str]:
-    """Returns the name of each source: the shortest end of its path that no other source has.
-
-    It is the last part of the path, unless it repeats, as in `base/c3po-0` and `new/c3po-0`.
-    """
-    # Absolute, because the folder of the shell and its parents lack a name.
-    parts = {s: pathlib.Path(os.path.abspath(s).removesuffix(".jsonl")).parts for s in sources}
-    return {
-        source: str(pathlib.Path(*_shortest_end(own, set(parts.values()) - {own})))
-        for source, own in parts.items()
-    }
-
-
-def _shortest_end(own: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the fewest last parts of a path with which none of the other paths ends."""
-    other_ends = {path[-count:] for path in others for count in range(1, len(path) + 1)}
-    ends = (own[-count:] for count in range(1, len(own) + 1))
-    return next((end for end in ends if end not in other_ends), own)
+    """Returns the path of each source below their common folder; files have no `.jsonl`."""
+    paths = {source: os.path.abspath(source).removesuffix(".jsonl") for source in sources}
+    folder = os.path.commonpath([*map(os.path.dirname, paths.values())])
+    return {source: os.path.relpath(path, folder) for source, path in paths.items()}
 
 
 def read_trees(source: pathlib.Path) -> list[dict[str, Any]]:

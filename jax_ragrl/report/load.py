@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.json_text import loads
+from jax_ragrl.json_text import loads, read_object
 
 METRICS, TREES, SUMMARY = "metrics.jsonl", "trees.jsonl", "summary.json"
 CONFIG = "config.json"
@@ -39,32 +39,29 @@ def load_run(workdir: pathlib.Path) -> RunData:
     Raises:
       UserError: the metrics are missing, or a file cannot be read.
     """
-    trees, config = workdir / TREES, workdir / CONFIG
-    summary = read_object(workdir / SUMMARY) if (workdir / SUMMARY).is_file() else {}
+    trees = workdir / TREES
+    summary, config = (
+        read_object(file, _remedy(file)) if file.is_file() else {}
+        for file in (workdir / SUMMARY, workdir / CONFIG)
+    )
     # A policy that was evaluated without a training step has no metrics.
     lines = [] if summary.get("steps") == 0 else read_lines(workdir / METRICS)
     return RunData(
         metrics=by_step(lines),
         trees=by_step(read_lines(trees)) if trees.is_file() else (),
         summary=summary,
-        config=read_object(config) if config.is_file() else {},
+        config=config,
     )
-
-
-def read_object(path: pathlib.Path) -> Mapping[str, Any]:
-    """Reads the JSON object of a file."""
-    try:
-        value = loads(_text(path))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): {_remedy(path)}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object: {_remedy(path)}")
-    return value
 
 
 def read_lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
     """Reads one JSON object per line, except a last line that a killed run truncated."""
-    lines = [line for line in _text(path).splitlines() if line.strip()]
+    try:
+        lines = [x for x in path.read_text(encoding="utf-8").splitlines() if x.strip()]
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {_remedy(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): {_remedy(path)}") from None
     rows: list[Mapping[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -105,15 +102,6 @@ def keys_under(metrics: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
 def is_number(x: Any) -> bool:
     """Whether `x` is a finite number and not a bool."""
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
-
-
-def _text(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {_remedy(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): {_remedy(path)}") from None
 
 
 def _remedy(path: pathlib.Path) -> str:
