@@ -431,7 +431,8 @@ def _batch(
     rows: Sequence[_Row], roles: Sequence[str], grammars: RoleGrammars | None = None
 ) -> Batch:
     shape = (len(rows), rows[0].length)
-    arrays = blank_rows(shape)
+    arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
+    arrays.until_RL[:] = np.arange(1, shape[1] + 1)  # padding is visible to itself only
     behaviour_logp_RM = np.full(shape, np.nan, np.float32)
     entries = [item for r, row in enumerate(rows) for item in _write(arrays, r, row.groups)]
     owners = [(t.node, roles.index(t.role), *place, t.previous) for t, *place in entries]
@@ -453,14 +454,6 @@ def _batch(
     credit_A = np.array([turn.credit for turn, *_ in entries], np.float32)
     columns = np.array(owners, np.int32).reshape(-1, 6).T
     return Batch(arrays, Actions(*[*columns, credit_A]), behaviour_logp_RM)
-
-
-def blank_rows(shape: tuple[int, int]) -> Rows:
-    """Returns rows of padding, with all fields."""
-    arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
-    # Each token is visible to itself only.
-    arrays.until_RL[:] = np.arange(1, shape[1] + 1)
-    return arrays
 
 
 def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:

@@ -129,10 +129,6 @@ class Run:
         policies that are one update older than those it trains; needs
         `objective.importance_weight_cap`, unless the update is DPO. With 0, an update waits for
         rollouts of the newest policies.
-      compile_ahead: whether the programs of the sampler and of the updates are compiled before the
-        first step, in as many threads as there are cores; see `training.compile_ahead`. On
-        accelerators they always are if there are at most as many programs as cores. Otherwise each
-        is compiled when its shape is met for the first time.
       other_versions: whether a run may continue with another version of JAX than it was begun with.
         It does not end bit-identical then, and the metric `version_changes` marks its later steps.
       save_every: steps between checkpoints.
@@ -163,7 +159,6 @@ class Run:
     questions_per_step: Count = 16
     lockstep: bool = True
     staleness: Annotated[int, Ge(0), Le(1)] = 0
-    compile_ahead: bool = False
     other_versions: bool = False
     save_every: Count = 5
     eval_every: Count = 5

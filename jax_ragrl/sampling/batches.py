@@ -23,7 +23,6 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jax_ragrl.models.decoder import KVCache
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import (
@@ -44,7 +43,6 @@ from jax_ragrl.sampling.decode import (
 )
 from jax_ragrl.sampling.pages import ContextCache, KeptPrefix
 
-WITH_SLOTS = ("cache", "ids_BT", "logps_BT")  # the fields of a state with an axis of slots
 # The numbers of some prompts of a batch, and the samples of their rows, on the host.
 PartialSamples = tuple[np.ndarray, Samples]
 Finish = Callable[[], list[PartialSamples]]
@@ -103,7 +101,10 @@ class PromptBatch:
         host = jax.tree.map(lambda x: x[numbers], (self.prompts, self.ids_BL))
         prompts, ids_BL = shard_batch(host, self.mesh)
         self.counters.add_prefill(*self.ids_BL.shape)
-        with mesh_context(self.mesh), report_compiling(self._name(self.slots[0])):
+        size = f"{self.ids_BL.shape[0]} x {self.ids_BL.shape[1]}"
+        kept = "" if self.matches is None else " after kept tokens"
+        name = f"prefill {size}{kept}, width {self.width} + {self.slots[0]}"
+        with mesh_context(self.mesh), report_compiling(name):
             state, prefix = start_decode(
                 self.model, prompts, ids_BL, self._kept(), slots=self.slots[0]
             )
@@ -153,7 +154,7 @@ class PromptBatch:
                     prompts, state, prefix = resize_all((prompts, state, prefix), **keep)
             # 3. Grow a cache that is full, and continue.
             if t >= state.ids_BT.shape[1]:
-                grow = {name: getattr(state, name) for name in WITH_SLOTS}
+                grow = {name: getattr(state, name) for name in ("cache", "ids_BT", "logps_BT")}
                 with mesh_context(self.mesh):
                     grown = resize_all(grow, slots=next(n for n in self.slots if n > t))
                 state = state._replace(**grown)
@@ -181,42 +182,6 @@ class PromptBatch:
             return None
         return self.contexts.prefix(self.matches, len(self.ids_BL), self.length)
 
-    def _name(self, slots: int) -> str:
-        """Describes the program that runs the prompts: prompts x length, and the first cache."""
-        count, length = self.ids_BL.shape
-        kept = "" if self.matches is None else " after kept tokens"
-        return f"prefill {count} x {length}{kept}, width {self.width} + {slots}"
-
-    def program(self, same: Sequence[PromptBatch]) -> Program:
-        """Returns the program that runs the prompts; those that decode follow it.
-
-        Args:
-          same: batches that begin with the same program.
-        """
-        prompts, ids_BL = shard_batch((self.prompts, self.ids_BL), self.mesh)
-        args = self.model, prompts, ids_BL, self._kept()
-
-        def follow(results: tuple[DecodeState, KVCache]) -> None:
-            for batch in same:
-                batch._compile_decode(results)
-
-        name, options = self._name(self.slots[0]), {"slots": self.slots[0]}
-        return Program(name, start_decode, args, options, self.mesh, follow)
-
-    def _compile_decode(self, results: tuple[DecodeState, KVCache]) -> None:
-        """Compiles the programs that decode, given what `start_decode` returns.
-
-        Those of a smaller batch are compiled with that batch; the copies to it take little time.
-        """
-        state, prefix = results
-        prompts = shard_batch(self.prompts, self.mesh)
-        count = len(self.prompts.length_B) // data_parallel_size(self.mesh)
-        args = self.model, prompts, self.grammar, self._shrink_at(count)
-        for slots in self.slots:
-            larger = _with_slots(state, slots)
-            options = {"use_top_p": self.use_top_p, "stride": self.stride}
-            decode.lower(*args, larger, prefix, **options).compile()
-
     def _smallest_size(self, live_WN: np.ndarray) -> int:
         """Returns the smallest batch size, in prompts per device, that holds all live prompts.
 
@@ -235,18 +200,6 @@ class PromptBatch:
         size = 0 if self.is_one_program else size
         size_W: Array = replicate(np.full(data_parallel_size(self.mesh), size, np.int32), self.mesh)
         return size_W
-
-
-def _with_slots(state: DecodeState, slots: int) -> DecodeState:
-    """Returns an abstract state whose cache has another number of slots."""
-
-    def with_axis(x: Any) -> Any:
-        axis = x.ndim // 2  # as in `resize`
-        shape = (*x.shape[:axis], slots, *x.shape[axis + 1 :])
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
-
-    arrays = {name: getattr(state, name) for name in WITH_SLOTS}
-    return state._replace(**jax.tree.map(with_axis, arrays))
 
 
 def resize_all(tree: Any, **options: Any) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
@@ -25,7 +23,6 @@ from jax_ragrl.sampling.grouping import (
     make_grammar,
     pad_ids,
     pad_prompts,
-    rest_lengths,
 )
 from jax_ragrl.sampling.jobs import Row as Row
 from jax_ragrl.sampling.jobs import SamplingJob as SamplingJob
@@ -116,36 +113,6 @@ class JobSampler:
             return [results[i] for i in range(len(jobs))]
 
         return finish
-
-    def programs(
-        self, jobs: Sequence[SamplingJob], widths: Sequence[int], draws: int = 1
-    ) -> list[Program]:
-        """Returns the programs that sample jobs, the longest prompts first.
-
-        Args:
-          jobs: jobs that stand for all others with the same grammar, limit and nucleus; their
-            prompts are not read.
-          widths: siblings per job.
-          draws: how many jobs of a batch may have equal prompts.
-        """
-        shapes = self._shapes
-        chunks = [
-            Chunk([[(0,)]], length, size, copies, rest or length)
-            for length in reversed(shapes.prompt_lengths)
-            for copies in shapes.copies_up_to(draws)
-            for size in reversed(shapes.batch_sizes_for(length, self._devices, copies))
-            for rest in ([0] if self._contexts is None else rest_lengths(length)[::-1])
-        ]
-        programs = []
-        for chunk, width in itertools.product(chunks, widths):
-            # Jobs with different grammars begin with the same program.
-            batches: dict[Hashable, list[PromptBatch]] = {}
-            for job in jobs:
-                batch = self._batch([job._replace(ids=(0,))], chunk, width)
-                is_strict = batch.prompts.grammar_state_B is not None
-                batches.setdefault((batch.slots[0], is_strict), []).append(batch)
-            programs += [same[0].program(same) for same in batches.values()]
-        return programs
 
     def _batch(self, jobs: Sequence[SamplingJob], chunk: Chunk, width: int) -> PromptBatch:
         # Any job of a draw stands for all of them.

@@ -28,10 +28,8 @@ from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.runtime.servers import take_counts
-from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.text.metrics import training_metric
 from jax_ragrl.training.best import forget_best, keep_best
-from jax_ragrl.training.compile_ahead import compile_ahead
 from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
 from jax_ragrl.training.log import (
     METRICS,
@@ -100,7 +98,6 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         changes = on_process_zero(lambda: version_changes(workdir))
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={})
-        compile_programs(job, parts, policies, start)
         rollouts = files.enter_context(contextlib.closing(make_rollouts(job, parts)))
         if start:
             rollouts.restore(entries, start)
@@ -223,14 +220,6 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
         staleness=job.run.staleness,
         act=functools.partial(acting_environment, job, parts),
     )
-
-
-def compile_programs(job: Job, parts: Components, policies: Policies, start: int) -> None:
-    """Compiles the programs of the steps after `start`; on a CPU if the config asks for it."""
-    if (job.run.compile_ahead or accelerators()) and start < job.run.steps:
-        # A copy of the weights as a sampler gets them, which ends with this function.
-        models = acting_models(policies, outlive_update=bool(job.run.staleness))
-        compile_ahead(job, policies, models, parts.tokenizer)
 
 
 def rollout_metrics(

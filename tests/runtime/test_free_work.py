@@ -10,7 +10,7 @@ from jax_ragrl.models import text_batches
 from jax_ragrl.runtime import free_work
 from jax_ragrl.runtime.free_work import free_tokens
 from jax_ragrl.sampling.grouping import batch_jobs
-from jax_ragrl.sampling.sampler import JobSampler, Shapes, sample_jobs
+from jax_ragrl.sampling.sampler import Shapes, sample_jobs
 from tests.learner.bigram import GRPO, GRPO_ADAM, bigram
 from tests.sampling.test_sampler import SHAPES, jobs_of
 from tests.tiny import split_policy, tokenizer
@@ -65,8 +65,6 @@ def test_a_sampler_with_fewer_programs_samples_the_same_tokens(like_an_accelerat
     chunks = batch_jobs(jobs, 2, SHAPES)
     assert {chunk.length for chunk in chunks} == {16, 32, 64}
     model = split_policy()
-    programs = JobSampler(model, tokenizer(), SHAPES).programs(jobs[:1], (2,))
-    assert [program.name for program in programs] == ["prefill 8 x 64, width 2 + 16"]
     coarse = sample_jobs(model, tokenizer(), jobs, 2, SHAPES)
     free_work.FREE_FLOPS["cpu"] = 0.0
     fine = sample_jobs(model, tokenizer(), jobs, 2, SHAPES)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_ragrl.runtime.sharding import commit_like, sharding_of_results
 from jax_ragrl.sampling import jobs as jobs_module
 from jax_ragrl.sampling.contexts import PAGE, KeptContexts
 from jax_ragrl.sampling.sampler import JobSampler, SamplingJob, Shapes
@@ -109,3 +112,13 @@ def test_equal_prompts_with_several_seeds_keep_the_contexts_of_all_rows():
     jobs = [next_turn(job, row.ids, 0) for [row] in rows]
     sampler.start(jobs, 1)()
     assert sampler.counters.prefill_tokens - before <= 4 * 32
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_arrays_are_committed_as_the_results_of_a_program_would_be(is_committed):
+    x, weights = jnp.arange(4.0), jnp.ones(4)
+    arguments = (x, jax.device_put(weights, jax.devices()[0]) if is_committed else weights)
+    result, placed = jax.jit(jnp.multiply)(*arguments), commit_like(x, arguments)
+    assert placed.committed == result.committed == is_committed
+    assert (sharding_of_results(arguments) == result.sharding) == is_committed
+    assert placed.unsafe_buffer_pointer() == x.unsafe_buffer_pointer(), "a copy"
