@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -317,10 +317,7 @@ def preference_gradient(
       total: the gradient to which this one is added; its buffers are donated.
     """
 
-    def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        full_model = dataclasses.replace(model, params=params).merge()
-        logp_RM = token_outputs(full_model, rows, temperature, allowed_ZV).logp_RM
-        assert logp_RM is not None
+    def weighted_loss(logp_RM: Array) -> tuple[Array, Array]:
         # Chosen and rejected answers under the policy, then under the reference: [R, P] each.
         answers = [(x, sides.sign_RM == s) for x in (logp_RM, ref_logp_RM) for s in (1.0, -1.0)]
         sums = [_by_pair(jnp.where(own, x, 0.0), sides.pair_RM) for x, own in answers]
@@ -329,8 +326,23 @@ def preference_gradient(
         loss = weight * jnp.sum(dpo_loss(*sums, beta=beta), where=real_RP)
         # The margin without beta; its sign says whether the pair is ordered correctly.
         gained_RP = (sums[0] - sums[2]) - (sums[1] - sums[3])
-        right = weight * jnp.sum((gained_RP > 0) & real_RP, dtype=jnp.float32)
-        return loss, {"loss/dpo": loss, "right": right}
+        return loss, weight * jnp.sum((gained_RP > 0) & real_RP, dtype=jnp.float32)
+
+    # The loss of a pair is no sum over tokens, but its gradient is one: that of the sum of all
+    # log-probabilities, each times the derivative of the loss by it.
+    def slopes(logps: Callable[[], Array]) -> Array:
+        masked_RM = jnp.where(rows.mask_RM, logps(), 0.0)
+        return jax.grad(weighted_loss, has_aux=True)(masked_RM)[0]
+
+    def sloped(logp: Array, entropy: Array, mask: Array, slope: Array) -> Array:
+        return logp * slope
+
+    def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
+        full_model = dataclasses.replace(model, params=params).merge()
+        outputs = token_outputs(full_model, rows, temperature, allowed_ZV, sloped, slopes)
+        assert outputs.loss is not None and outputs.logp_RM is not None
+        loss, right = weighted_loss(outputs.logp_RM)
+        return outputs.loss, {"loss/dpo": loss, "right": right}
 
     return Gradient(*accumulate_gradient(loss_of, model.params, total, layout))
 

@@ -93,7 +93,7 @@ def token_outputs(
     if loss is None or loss_inputs is None:
         scores = score_tokens(*tokens)
     else:
-        inputs_RM = loss_inputs(lambda: jax.lax.stop_gradient(score_tokens(*tokens).logp_RM))
+        inputs_RM = loss_inputs(lambda: score_tokens(*tokens).logp_RM)
         total, scores = token_loss(*tokens, loss, inputs_RM)
     logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in scores[:2])
     likeliest_RM = scores.likeliest_RM & rows.mask_RM
@@ -109,14 +109,7 @@ def _policy(model: Decoder | ActorCritic) -> Decoder:
 def score(
     model: SplitModel, rows: Rows, temperature: Array, allowed_ZV: Allowed | None = None
 ) -> TokenOutputs:
-    """Runs `token_outputs` without a loss.
-
-    Args:
-      model: the split model.
-      rows: a batch on the devices.
-      temperature: float32 scalar, the sampling temperature.
-      allowed_ZV: the tokens that the grammar of each role allows; None: all.
-    """
+    """Runs `token_outputs` without a loss."""
     return token_outputs(model.merge(), rows, temperature, allowed_ZV)
 
 
@@ -146,13 +139,13 @@ def gradient(
     layout: tuple[Any, ...] | None = None,
     total: Any = None,
 ) -> Gradient:
-    """Returns the gradient of the weighted losses of one batch.
+    """Returns the gradient of the weighted losses of one batch with respect to `model.params`.
 
     The metric sums `loss/policy` and `loss/value` are weighted like the losses; `clipped`,
     `entropy`, `kl` and `tokens` are sums over tokens.
 
     Args:
-      model: the split model; the gradient is with respect to `model.params`.
+      model: the split model.
       rows: a batch on the devices.
       targets: its targets, `[R, M]` each.
       temperature: float32 scalar, the sampling temperature.
@@ -199,11 +192,8 @@ def accumulate_gradient(
 ) -> tuple[Any, Any]:
     """Returns the gradient of a loss, plus `total` if it is not None, and the auxiliary output.
 
-    Args:
-      loss_of: from parameters to a scalar loss and an auxiliary output.
-      params: the parameters.
-      total: a tree like `params`, or None.
-      layout: the sharding of each leaf of the result (`layout_of`); None: left to the compiler.
+    `loss_of` maps parameters to a scalar loss and an auxiliary output; `layout` is the sharding of
+    each leaf of the result (`layout_of`), None: left to the compiler.
     """
     if total is None:
         grads, aux = jax.grad(loss_of, has_aux=True)(params)
@@ -261,7 +251,7 @@ def layout_of(params: Any) -> tuple[Any, ...]:
 
 
 def constrain_layout(tree: Any, layout: tuple[Any, ...] | None) -> Any:
-    """Constrains the sharding of each leaf inside a jitted function; None changes nothing."""
+    """Imposes the sharding of each leaf inside a jitted function; None changes nothing."""
     if layout is None:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
@@ -270,7 +260,6 @@ def constrain_layout(tree: Any, layout: tuple[Any, ...] | None) -> Any:
 
 
 def _token_loss(o: Objective, logp: Array, entropy: Array, mask: Array, inputs: Any) -> Array:
-    """Returns the weighted loss of each policy token, with its KL and entropy terms."""
     t, kl_coefficient, of_action = inputs
     loss = _policy_loss(o, logp, t, mask, of_action)
     if o.kl.where == "loss":
@@ -315,7 +304,6 @@ def _of_actions(
 def _policy_sums(
     o: Objective, outputs: TokenOutputs, t: Targets, mask_RM: Array
 ) -> dict[str, Array]:
-    """Returns sums over the policy's tokens for the metrics."""
     logp_RM, entropy_RM = outputs.logp_RM, outputs.entropy_RM
     assert logp_RM is not None and entropy_RM is not None
     ratio_RM = jnp.exp(logp_RM - _old_logp(logp_RM, t))
@@ -360,10 +348,7 @@ def apply(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Takes one optimizer step; a gradient that is not finite changes nothing.
 
-    Args:
-      optimizer: the transformation of the gradient.
-      state: parameters and optimizer state; the buffers are donated.
-      grads: the gradient, a tree like `state.params`.
+    The buffers of `state` are donated; `grads` is a tree like `state.params`.
 
     Returns:
       The new state, and the metrics `grad_norm`, `skipped` (1 if the gradient was not finite, else
@@ -377,15 +362,10 @@ def apply(
     finite = jnp.isfinite(norm)
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), next_state, state)
     # A finite gradient may still overflow a moment or, at a huge rate, a parameter.
-    not_finite = 1.0 - all_finite(state)
+    are_finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state)])
+    not_finite = 1.0 - jnp.all(are_finite).astype(jnp.float32)
     skip = jnp.where(finite, 0.0, 1.0)
     return state, {"grad_norm": norm, "skipped": skip, "not_finite": not_finite}
-
-
-def all_finite(tree: Any) -> Array:
-    """Returns 1 if every number of a tree is finite, else 0; float32."""
-    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack(flags)).astype(jnp.float32)
 
 
 def check_finite(metrics: dict[str, float]) -> None:

@@ -127,21 +127,32 @@ def rows_of(batch: PackedRows) -> Rows:
     )
 
 
-def token_losses(graph: Any, params: Any, batch: PackedRows) -> tuple[Array, Array]:
+def token_losses(
+    graph: Any, params: Any, batch: PackedRows, weight_RL: Array | None = None
+) -> tuple[Array, Array, Array | None]:
     """Computes the cross-entropy of every next token.
 
     Args:
       graph: structure of the decoder, static.
       params: its parameters.
       batch: packed rows.
+      weight_RL: float32 weights of a sum; None: there is no sum.
 
     Returns:
-      Losses in nats, float32 `[R, L-1]`, and whether the token was the likeliest, bool. Tokens
-      without a weight have 0 and False.
+      Losses in nats, float32 `[R, L-1]`, without a gradient; whether the token was the likeliest,
+      bool; and the weighted sum, which is differentiable. Tokens without a weight have 0 and False.
     """
-    outputs = token_outputs(nnx.merge(graph, params), rows_of(batch), jnp.ones(()))
+
+    def weighted(logp: Array, entropy: Array, mask: Array, weight: Array) -> Array:
+        return -logp * weight
+
+    # As in `rows_of`, the scored token of a place is the next one.
+    weight_RM = None if weight_RL is None else jnp.roll(weight_RL, -1, axis=1)
+    loss = (None, None) if weight_RM is None else (weighted, lambda _: weight_RM)
+    model, rows = nnx.merge(graph, params), rows_of(batch)
+    outputs = token_outputs(model, rows, jnp.ones(()), None, *loss)
     assert outputs.logp_RM is not None and outputs.likeliest_RM is not None
-    return -outputs.logp_RM[:, :-1], outputs.likeliest_RM[:, :-1]
+    return -outputs.logp_RM[:, :-1], outputs.likeliest_RM[:, :-1], outputs.loss
 
 
 def sft_step(
@@ -149,26 +160,23 @@ def sft_step(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Takes one optimizer step on the weighted mean loss; jit it with the first two static.
 
-    Args:
-      graph: structure of the decoder.
-      optimizer: transformation of the gradient.
-      state: parameters and optimizer state.
-      batch: packed rows on the devices.
-
     Returns:
       The new state, and the metrics `loss`, `token_accuracy` (over targets) and the metrics of
       `gradients.apply`, whose `not_finite` is for `check_finite`.
     """
+    weight_RL = batch.weight_RL[:, 1:]
+    share_RL = batch.weight_RL * (1.0 / jnp.maximum(jnp.sum(weight_RL), 1.0))
 
-    def mean_loss(params: Any) -> tuple[Array, Array]:
-        loss_RL, right_RL = token_losses(graph, params, batch)
-        weight_RL = batch.weight_RL[:, 1:]
-        # Accuracy counts targets only, not prompt tokens with a small weight.
-        target_RL = weight_RL == 1.0
-        accuracy = jnp.sum(right_RL & target_RL) / jnp.maximum(jnp.sum(target_RL), 1)
-        return jnp.sum(loss_RL * weight_RL) / jnp.maximum(jnp.sum(weight_RL), 1.0), accuracy
+    def mean_loss(params: Any) -> tuple[Array, tuple[Array, Array]]:
+        loss_RL, right_RL, total = token_losses(graph, params, batch, share_RL)
+        assert total is not None
+        return total, (loss_RL, right_RL)
 
-    (loss, accuracy), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
+    grads, (loss_RL, right_RL) = jax.grad(mean_loss, has_aux=True)(state.params)
+    loss = jnp.sum(loss_RL * weight_RL) / jnp.maximum(jnp.sum(weight_RL), 1.0)
+    # Accuracy counts targets only, not prompt tokens with a small weight.
+    target_RL = weight_RL == 1.0
+    accuracy = jnp.sum(right_RL & target_RL) / jnp.maximum(jnp.sum(target_RL), 1)
     state, metrics = apply(optimizer, state, grads)
     return state, {"loss": loss, "token_accuracy": accuracy, **metrics}
 

@@ -1,9 +1,8 @@
 """Chunked log-probabilities: the logits of all tokens, `[tokens, vocab]`, never exist at once.
 
-Logits are computed for one chunk of tokens at a time. If a loss is a sum over tokens, its gradient
-with respect to the logits is computed while the logits of the chunk exist (three products with the
-vocabulary matrix), and only gradients are stored for the backward pass. Otherwise (DPO) the logits
-are recomputed in the backward pass from the stored log-sum-exp and entropy of each token.
+Logits are computed for one chunk of tokens at a time. The gradient of a loss that is a sum over
+tokens is computed while the logits of the chunk exist (three products with the vocabulary matrix),
+and only gradients are stored for the backward pass.
 """
 
 from __future__ import annotations
@@ -87,11 +86,7 @@ def score_tokens(
     temperature: Array,
     allowed_ZV: Allowed | None,
 ) -> Scores:
-    """Scores the tokens of a batch, padding included.
-
-    On a mesh each device processes its own rows: the head is gathered once, and its gradient is
-    summed over devices once, not per chunk. Of that sum, a device keeps only the columns that it
-    trains, since the full sum in float32 would be several times as large as the head.
+    """Scores the tokens of a batch, padding included; without a gradient.
 
     Args:
       policy: the decoder, for its output embedding.
@@ -100,8 +95,8 @@ def score_tokens(
       temperature: float32 scalar that divides the logits.
       allowed_ZV: the tokens that the grammar of each role allows; None: all.
     """
-    head, tokens = _head_and_tokens(policy, hidden_RMD, rows, temperature, allowed_ZV)
-    scores: Scores = _per_device(_in_chunks, head, tokens)
+    args = _head_and_tokens(policy, hidden_RMD, rows, temperature, allowed_ZV)
+    scores: Scores = _per_device(lambda _, *x: _in_chunks(*x), *jax.lax.stop_gradient(args))
     return scores
 
 
@@ -121,12 +116,12 @@ def token_loss(
 ) -> tuple[Array, Scores]:
     """Sums a loss over the scored tokens of a batch.
 
+    On a mesh each device processes its own rows: the head is gathered once, and its gradient is
+    summed over devices once, not per chunk. Of that sum, a device keeps only the columns that it
+    trains, since the full sum in float32 would be several times as large as the head.
+
     Args:
-      policy: the decoder, for its output embedding.
-      hidden_RMD: hidden states that predict the tokens.
-      rows: the batch.
-      temperature: float32 scalar that divides the logits.
-      allowed_ZV: the tokens that the grammar of each role allows; None: all.
+      policy, hidden_RMD, rows, temperature, allowed_ZV: as in `score_tokens`.
       loss: the loss per token; padding has log-probability and entropy 0.
       inputs_RM: its other inputs, a tree of arrays `[R, M]`; not differentiable.
 
@@ -166,52 +161,25 @@ def _per_device(function: Any, head: _Head, *by_token: Any) -> Any:
     return function_on_mesh(head, *by_token)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_chunks(split: str | None, head: _Head, tokens: _Tokens) -> Scores:
-    """Scores tokens chunk by chunk.
-
-    Args:
-      split: mesh axis over which the columns of the sink are split; None without a mesh.
-      head: the output embedding.
-      tokens: the tokens.
-    """
-    return _forward(split, head, tokens)[0]
-
-
-class _Residuals(NamedTuple):
-    """Inputs of the backward pass, with the log-sum-exp of the logits divided by temperature."""
-
-    head: _Head
-    tokens: _Tokens
-    lse_RM: Array
-    entropy_RM: Array
-
-
-def _forward(split: str | None, head: _Head, tokens: _Tokens) -> tuple[Scores, _Residuals]:
+def _in_chunks(head: _Head, tokens: _Tokens) -> Scores:
     size, num_chunks = _chunks(tokens.mask_RM)
 
-    def score(c: Array, carry: _ScoresLSE) -> _ScoresLSE:
+    def score(c: Array, scores: Scores) -> Scores:
         chunk = jax.tree.map(lambda x: _slice(x, c, size), tokens)
-        new = _score_chunk(_logits(head, chunk), chunk)
-        return jax.tree.map(lambda x, y: _write(x, y, c), carry, new)
+        new, _ = _score_chunk(_logits(head, chunk), chunk)
+        return jax.tree.map(lambda x, y: _write(x, y, c), scores, new)
 
-    scores, lse_RM = jax.lax.fori_loop(0, num_chunks, score, _zero_scores(tokens))
-    return scores, _Residuals(head, tokens, lse_RM, scores.entropy_RM)
-
-
-class _ScoresLSE(NamedTuple):
-    """Scores, and the log-sum-exp of the logits divided by temperature."""
-
-    scores: Scores
-    lse_RM: Array
+    scores: Scores = jax.lax.fori_loop(0, num_chunks, score, _zero_scores(tokens))
+    return scores
 
 
-def _zero_scores(tokens: _Tokens) -> _ScoresLSE:
+def _zero_scores(tokens: _Tokens) -> Scores:
     zero_RM = jnp.zeros(tokens.mask_RM.shape, jnp.float32)
-    return _ScoresLSE(Scores(zero_RM, zero_RM, zero_RM > 0), zero_RM)
+    return Scores(zero_RM, zero_RM, zero_RM > 0)
 
 
-def _score_chunk(logits_RCV: Array, chunk: _Tokens) -> _ScoresLSE:
+def _score_chunk(logits_RCV: Array, chunk: _Tokens) -> tuple[Scores, Array]:
+    """Returns the scores of a chunk and the log-sum-exp of its logits."""
     top_RC = jnp.max(logits_RCV, axis=-1)
     # Relative to the largest logit, exponentials cannot overflow.
     below_RCV = logits_RCV - top_RC[..., None]
@@ -222,26 +190,7 @@ def _score_chunk(logits_RCV: Array, chunk: _Tokens) -> _ScoresLSE:
     chosen_RC = jnp.sum(jnp.where(_one_hot(chunk, below_RCV), below_RCV, 0.0), axis=-1)
     log_RC = jnp.log(total_RC)
     scores = Scores(chosen_RC - log_RC, log_RC - mean_RC / total_RC, chosen_RC >= 0)
-    return _ScoresLSE(scores, top_RC + log_RC)
-
-
-def _backward(split: str | None, residuals: _Residuals, cotangent: Scores) -> tuple[_Head, _Tokens]:
-    head, tokens = residuals.head, residuals.tokens
-    size, num_chunks = _chunks(tokens.mask_RM)
-    by_token = (
-        tokens,
-        residuals.lse_RM,
-        residuals.entropy_RM,
-        cotangent.logp_RM,
-        cotangent.entropy_RM,
-    )
-
-    def push(c: Array, grads: _Grads) -> _Grads:
-        chunk, lse, entropy, *cotangents = jax.tree.map(lambda x: _slice(x, c, size), by_token)
-        grad_RCV = _logit_grad(_logits(head, chunk), chunk, lse, entropy, *cotangents)
-        return _add_chunk(grads, grad_RCV, head, chunk, c)
-
-    return _cotangents(split, jax.lax.fori_loop(0, num_chunks, push, _zero_grads(head, tokens)))
+    return scores, top_RC + log_RC
 
 
 def _logit_grad(
@@ -256,12 +205,7 @@ def _logit_grad(
 
       d logp = onehot - p,   d entropy = -p (log p + entropy)
 
-    Args:
-      logits_RCV: logits divided by temperature.
-      chunk: the tokens.
-      lse_RC: log-sum-exp of the logits.
-      entropy_RC: entropies.
-      logp_bar_RC, entropy_bar_RC: cotangents of log-probabilities and entropies.
+    The logits are divided by temperature; `*_bar` are cotangents.
     """
     by_token = (lse_RC, entropy_RC, logp_bar_RC, entropy_bar_RC)
     lse, entropy, logp_bar, entropy_bar = (x[..., None] for x in by_token)
@@ -284,15 +228,7 @@ def _zero_grads(head: _Head, tokens: _Tokens) -> _Grads:
 
 
 def _add_chunk(grads: _Grads, grad_RCV: Array, head: _Head, chunk: _Tokens, c: Array) -> _Grads:
-    """Adds the gradients of a chunk.
-
-    Args:
-      grads: the gradients of earlier chunks.
-      grad_RCV: gradient with respect to the logits of this chunk.
-      head: the output embedding.
-      chunk: the tokens of this chunk.
-      c: number of this chunk.
-    """
+    """Adds the gradients of chunk `c`, given those with respect to its logits."""
     # The logits are products divided by temperature; products run in the compute dtype.
     grad_RCV = (grad_RCV / head.temperature).astype(head.copy_VD.dtype)
     back_RCD = einsum_f32("rcv,vd->rcd", grad_RCV, head.copy_VD).astype(grads.hidden_RMD.dtype)
@@ -318,26 +254,12 @@ def _sum_columns(split: str, partial_VD: Array) -> Array:
     return jax.lax.psum_scatter(partial_VD.T, split, tiled=True).T
 
 
-_in_chunks.defvjp(_forward, _backward)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _loss_in_chunks(
     loss: TokenLoss, split: str | None, head: _Head, tokens: _Tokens, inputs_RM: Any
 ) -> tuple[Array, Scores]:
-    """Sums a loss chunk by chunk.
-
-    Args:
-      loss: the loss per token, static.
-      split: mesh axis over which the columns of the sink are split; None without a mesh.
-      head: the output embedding.
-      tokens: the tokens.
-      inputs_RM: other inputs of the loss.
-
-    Returns:
-      The sum, float32 `[1]` (per device in a `shard_map`), and the scores.
-    """
-    scores = _forward(split, head, tokens)[0]
+    """Returns the sum of a loss, float32 `[1]` (per device in a `shard_map`), and the scores."""
+    scores = _in_chunks(head, tokens)
     return _sum(loss, tokens.mask_RM, inputs_RM, *scores[:2])[None], scores
 
 
@@ -366,7 +288,7 @@ def _loss_forward(
         scores = jax.tree.map(lambda x, y: _write(x, y, c), scores, new)
         return scores, _add_chunk(grads, grad_RCV, head, chunk, c)
 
-    start = _zero_scores(tokens).scores, _zero_grads(head, tokens)
+    start = _zero_scores(tokens), _zero_grads(head, tokens)
     scores, grads = jax.lax.fori_loop(0, num_chunks, push, start)
     return (_sum(loss, tokens.mask_RM, inputs_RM, *scores[:2])[None], scores), grads
 

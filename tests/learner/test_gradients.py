@@ -27,7 +27,7 @@ from jax_ragrl.learner.gradients import (
     score,
     zeros,
 )
-from jax_ragrl.learner.logprobs import score_tokens, token_loss
+from jax_ragrl.learner.logprobs import token_loss
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import Rows
 from jax_ragrl.learner.targets import Targets
@@ -140,8 +140,7 @@ def test_chunking_the_logits_changes_nothing(monkeypatch):
     assert_close(jax.device_get(chunked(split_policy(), *jax.device_put(arguments))), whole)
 
 
-@pytest.mark.parametrize("of", ["a sum", "scores"])
-def test_chunked_losses_have_the_gradient_of_plain_logits(of, monkeypatch):
+def test_chunked_losses_have_the_gradient_of_plain_logits(monkeypatch):
     """With a temperature, grammars, chunks of two and a factor before the sum; padding is zero."""
     monkeypatch.setattr(logprobs, "SCORED_CHUNK", 2)
     draw, decoder = np.random.default_rng(0), nnx.merge(*policy())
@@ -158,9 +157,6 @@ def test_chunked_losses_have_the_gradient_of_plain_logits(of, monkeypatch):
         return inputs * jax.numpy.square(logp) + entropy + mask.astype(np.float32)
 
     def chunked(hidden_RMD, heat, allowed_ZV, inputs_RM):
-        if of == "scores":
-            scores = score_tokens(decoder, hidden_RMD, rows, heat, allowed_ZV)
-            return 2.5 * jax.numpy.sum(loss(*masked(*scores[:2]), mask_RM, inputs_RM)), scores
         total, scores = token_loss(decoder, hidden_RMD, rows, heat, allowed_ZV, loss, inputs_RM)
         return 2.5 * total, scores
 

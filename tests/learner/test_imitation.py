@@ -87,7 +87,7 @@ def test_an_sft_step_weighs_losses_and_counts_targets(monkeypatch):
     weight_RL, rng = batch.weight_RL[:, 1:], np.random.default_rng(0)
     loss_RL = rng.random(weight_RL.shape).astype(np.float32)
     right_RL = rng.random(weight_RL.shape) < 0.5
-    outputs = jax.device_put((loss_RL, right_RL))
+    outputs = jax.device_put((loss_RL, right_RL, np.float32(0.0)))
     monkeypatch.setattr(imitation, "token_losses", lambda *_: outputs)
     (graph, params), sgd = tiny_policy(), optax.sgd(0.0)
     step = jax.jit(functools.partial(imitation.sft_step, graph, sgd))
