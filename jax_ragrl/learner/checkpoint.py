@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import pathlib
 import warnings
 import zlib
@@ -17,12 +18,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax import Array
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.checksum import checksums
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.multihost import on_process_zero
+from jax_ragrl.runtime.sharding import to_host
 
 T = TypeVar("T")
 
@@ -100,16 +104,10 @@ class Checkpoints:
         return self._read(step, like, meta), meta | self._contents(step, meta)
 
     def restore_newest(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
-        """Restores the newest checkpoint that is not damaged; there must be a checkpoint.
+        """Restores the newest checkpoint that is not damaged; also returns its step.
 
         A damaged checkpoint is renamed to `damaged-<step>` with a warning, so that its step can be
         saved again.
-
-        Args:
-          like: as in `restore`.
-
-        Returns:
-          The step, the state and the values of `meta`.
 
         Raises:
           UserError: every checkpoint is damaged, or the newest other one has other array shapes.
@@ -131,8 +129,8 @@ class Checkpoints:
 
     def _set_aside(self, step: int) -> None:
         # A step that was saved again may be damaged again.
-        again = (f"damaged-{step}-{number}" for number in itertools.count(2))
-        names = itertools.chain([f"damaged-{step}"], again)
+        suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        names = (f"damaged-{step}{suffix}" for suffix in suffixes)
         name = next(name for name in names if not (self.folder / name).exists())
         (self.folder / str(step)).rename(self.folder / name)
         self._manager.reload()
@@ -152,15 +150,11 @@ class Checkpoints:
         """Returns the JSON object of a checkpoint; `DamagedCheckpointError` if it is damaged."""
         item = ocp.args.Composite(meta=ocp.args.JsonRestore())
         meta = self._reading(step, lambda: self._manager.restore(step, args=item)["meta"])
-        if not isinstance(meta, dict) or not isinstance(meta.get("shapes"), dict):
+        if not isinstance(meta, dict):
             raise self._damage(step, "its metadata is incomplete")
         # One flipped bit could rename an array, or change the step or the place in the questions.
-        # Checkpoints of earlier versions have no checksum of the metadata.
-        if meta.pop(META_SUM, None) not in (None, _json_checksum(meta)):
+        if meta.pop(META_SUM, None) != _json_checksum(meta):
             raise self._damage(step, "its metadata has other values than were saved")
-        shapes, sums = meta["shapes"], meta.get("checksums", meta["shapes"])
-        if not isinstance(sums, dict) or sums.keys() != shapes.keys():
-            raise self._damage(step, "its shapes and its checksums name other arrays")
         return meta
 
     def _reading(self, step: int, read: Callable[[], T]) -> T:
@@ -185,11 +179,10 @@ class Checkpoints:
         part = ocp.args.PyTreeRestore(items, restore_args=layouts, partial_restore=True)
         args = ocp.args.Composite(state=part)
         arrays = self._reading(step, lambda: self._manager.restore(step, args=args)["state"])
-        # Checkpoints of earlier versions have no checksums, and an array that is read in another
-        # dtype (an old reference) has another one.
+        # An array that is read in another dtype has another checksum.
         expected_sums = {
             path: n
-            for path, (dtype, n) in meta.get("checksums", {}).items()
+            for path, (dtype, n) in meta["checksums"].items()
             if path in items and dtype == str(arrays[path].dtype)
         }
         sums = checksums({path: arrays[path] for path in expected_sums})
@@ -198,9 +191,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in items])
 
     def _contents(self, step: int, meta: dict[str, Any]) -> dict[str, bytes]:
-        """Returns the values of `meta` that are bytes."""
-        sums = meta.get(CONTENTS)
-        if not sums:  # also checkpoints of earlier versions
+        if not (sums := meta[CONTENTS]):
             return {}
         args = ocp.args.Composite(**{CONTENTS: ocp.args.PyTreeRestore()})
         arrays = self._reading(step, lambda: self._manager.restore(step, args=args)[CONTENTS])
@@ -231,8 +222,8 @@ class Checkpoints:
 
 
 def _json_checksum(values: dict[str, Any]) -> int:
-    """Returns a checksum of a JSON object that is the same before and after it is saved."""
     # JSON turns tuples into lists, and keys that are numbers into texts.
+    # The result has to be the same before and after the object is saved.
     file_values = json.loads(json.dumps(values))
     return zlib.crc32(json.dumps(file_values, sort_keys=True).encode())
 
@@ -251,3 +242,33 @@ def shapes_of(tree: Any) -> dict[str, list[int]]:
 def abstract(tree: Any) -> Any:
     """Returns a tree with shapes, dtypes and shardings in place of arrays."""
     return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+
+
+def checksums(arrays: dict[str, Any]) -> dict[str, int]:
+    """Returns the checksum of each array, computed on its devices; elements of at most 4 bytes.
+
+      checksum(x) = sum_i bits(x_i) (2 i + 1)  mod 2^32
+
+    A flipped bit k changes the sum by 2^k (2 i + 1), which is not a multiple of 2^32. The sum is
+    independent of the sharding, and no array leaves its devices.
+    """
+    sums = to_host(_checksums(list(arrays.values())))
+    return {path: int(value) for path, value in zip(arrays, sums, strict=True)}
+
+
+@in_order
+@jax.jit
+def _checksums(arrays: list[Array]) -> list[Array]:
+    return [_checksum(x) for x in arrays]
+
+
+def _checksum(x: Array) -> Array:
+    number = jnp.zeros(x.shape, jnp.uint32)
+    # From the number of each axis, because a reshape to one axis would gather a sharded array.
+    for axis in range(x.ndim):
+        stride = np.uint32(math.prod(x.shape[axis + 1 :]) % 2**32)
+        number = number + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * stride
+    wide = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[wide.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(wide, unsigned).astype(jnp.uint32)
+    return jnp.sum(bits * (np.uint32(2) * number + np.uint32(1)), dtype=jnp.uint32)

@@ -18,7 +18,7 @@ from jax_ragrl.runtime.dispatch import OrderedProgram, in_order
 # The modules whose programs run on a mesh during rollouts and updates.
 MODULES = (
     *("sampling.batches", "sampling.decode", "learner.gradients"),
-    *("learner.dpo", "learner.targets", "learner.checksum", "retrieval.exact"),
+    *("learner.dpo", "learner.targets", "learner.checkpoint", "retrieval.exact"),
     *("models.encoder", "models.cross_encoder"),
 )
 JITTED = type(jax.jit(lambda: None))
