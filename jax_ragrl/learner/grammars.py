@@ -14,10 +14,10 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class RoleGrammars:
-    """The merged automaton of all roles.
+    """The merged automaton of all roles, on the host.
 
     Fields:
-      automaton: its tables, on the host.
+      automaton: its tables.
       starts: by role number, the state before an action; `FREE` for a role without a grammar.
       limits: by role number, the maximum of new tokens.
     """
@@ -31,11 +31,8 @@ class RoleGrammars:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the state before each token of an action, and its budget; int32 `[T]` each.
 
-        Args:
-          role: the role number.
-          ids: the tokens of the action.
-          was_sampled: whether the sampler wrote all tokens, within the limit of the role. Other
-            actions have no limit, and no mask from their first forbidden token on.
+        `was_sampled`: the sampler wrote all tokens, within the limit of the role. Other actions
+        have no limit, and no mask from their first forbidden token on.
         """
         budget_T = np.full(len(ids), UNPAYABLE - 1, np.int32)
         if was_sampled:

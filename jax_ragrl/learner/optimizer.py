@@ -59,13 +59,9 @@ class Optimizer:
     def rate(self, peak: float, updates: int) -> optax.Schedule:
         """Returns the learning rate as a function of the optimizer step.
 
-        The schedule covers the largest number of steps that a run can take. If fewer are taken
-        (rollouts with fewer groups than minibatches, or skipped steps), the final rate is not
+        The schedule covers the largest number of steps of a run of `updates` rollouts. If fewer are
+        taken (rollouts with fewer groups than minibatches, or skipped steps), the final rate is not
         reached.
-
-        Args:
-          peak: peak learning rate.
-          updates: number of rollouts in the run.
         """
         # A policy without updates has total 0, which the cosine schedule refuses.
         total = max(updates * self.epochs * self.minibatches, 1)
@@ -81,12 +77,12 @@ class Optimizer:
         return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise])
 
     def transform(self, peak: float, updates: int) -> optax.GradientTransformation:
-        """Returns the optimizer of one model for a peak learning rate and a number of updates."""
+        """Returns the optimizer of one model; equal settings give the same object."""
         return _transform(self, peak, updates)
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Raises `UserError` for a learning rate that is negative or not a finite float32."""
+    """Refuses a learning rate that is negative or not a finite float32."""
     if not 0 <= rate <= float(np.finfo(np.float32).max):
         raise UserError(
             f"{name} is {rate:g}: a learning rate is a finite number, 0 or more; use about 1e-6 "
@@ -96,7 +92,7 @@ def check_rate(name: str, rate: float) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _transform(o: Optimizer, peak: float, updates: int) -> optax.GradientTransformation:
-    # Cached: equal settings give the same object, so that `apply` is compiled once for both models.
+    # One object, so that `apply` is compiled once for both models.
     rate = o.rate(peak, updates)
     adam = optax.adamw(rate, o.b1, o.b2, weight_decay=o.weight_decay, mu_dtype=o.moment_dtype)
     # Clipping comes first, so that the moments never see an outlier.

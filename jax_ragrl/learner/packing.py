@@ -1,16 +1,13 @@
 """Packs the turns of a forest into rows of prefix trees, each shared prefix stored once per row.
 
-A *context* is the full token sequence of a turn: its prompt, then the tokens it wrote. Contexts
-with a common prefix share the tokens of that prefix, whatever the reason: siblings share their
-prompt, a later turn of a conversation contains the earlier turns and the observations between them,
-and two questions share the instructions of a role. The contexts of a row are sorted, so each one
-follows the context it has most in common with, and only the remainder is written. Plain packing is
-the special case without common prefixes.
+A *context* is the full token sequence of a turn: its prompt, then the tokens it wrote. Siblings
+share their prompt, a later turn of a conversation contains the earlier turns and the observations
+between them, and two questions share the instructions of a role. The contexts of a row are sorted,
+so each one follows the context it has most in common with, and only the remainder is written.
 
-Attention: a token is visible from its own place up to the place where its last descendant ends
-(`until_RL`), and its position is its depth in the tree. Only the tokens that a turn wrote are
-scored; prompts and observations are context. Rows are filled up with padding tokens, which attend
-to themselves only and have weight 0.
+A token is visible from its own place up to the place where its last descendant ends (`until_RL`),
+and its position is its depth in the tree. Only the tokens that a turn wrote are scored. Padding
+attends to itself only and has weight 0.
 """
 
 from __future__ import annotations
@@ -61,7 +58,6 @@ class Turn(NamedTuple):
     behaviour_logps: tuple[float, ...] = ()
 
     def context(self) -> tuple[int, ...]:
-        """Returns the ids of the prompt and of the turn."""
         return self.prompt + self.ids
 
 
@@ -116,8 +112,7 @@ class Layout:
     def coarse(self, free: int) -> Layout:
         """Returns one shape if the time of its batches is negligible; otherwise these shapes.
 
-        Args:
-          free: tokens per device that take negligible time, see `runtime.free_work`.
+        `free`: tokens per device that take negligible time, see `runtime.free_work`.
         """
         longest = self.row_lengths[-1]
         if max(longest, self.tokens_per_device) > free:
@@ -139,13 +134,7 @@ class Layout:
         return sorted({*sizes}, reverse=True)
 
     def fewest(self, rows_in_use: int, length: int, devices: int) -> int:
-        """Returns the smallest allowed number of rows of a batch.
-
-        Args:
-          rows_in_use: rows that hold a group.
-          length: row length in tokens.
-          devices: data-parallel devices; the result is a multiple of this number.
-        """
+        """Returns the smallest allowed number of rows of a batch that holds `rows_in_use`."""
         return min(n for n in self.counts(length, devices) if n >= rows_in_use)
 
 
@@ -177,7 +166,6 @@ class Rows(NamedTuple):
 
 
 def shape_of(rows: Rows) -> str:
-    """Describes the shape of a batch: rows x tokens."""
     return " x ".join(map(str, rows.ids_RL.shape))
 
 
@@ -355,7 +343,6 @@ class _OpenRows:
         self._saved_R = {role: np.zeros(0, np.int64) for role in headers}
 
     def open(self, length: int, count: int) -> None:
-        """Adds empty rows."""
         self.rows += [_Row(length) for _ in range(count)]
         more_R, none_R = np.full(count, length), np.zeros(count, np.int64)
         self._tokens_R = np.append(self._tokens_R, more_R)
@@ -372,7 +359,6 @@ class _OpenRows:
         return int(fits_R[0]) if len(fits_R) else None
 
     def put(self, group: Group, row: int) -> None:
-        """Assigns a group to a row with enough space."""
         self._tokens_R[row] -= group.tokens - self._saved_R[group.role][row]
         # The number of scored tokens is limited too: M equals L.
         self._scored_R[row] -= group.scored_tokens()
@@ -508,7 +494,6 @@ class Minibatches:
 
     @functools.cached_property
     def batches(self) -> list[Batch]:
-        """The batches of all minibatches, in order."""
         return [batch for part in self.parts for batch in part]
 
     @functools.cached_property
@@ -523,7 +508,7 @@ class Minibatches:
         return -(-int(self.actions.size_A.max(initial=1)) // self.multiple) * self.multiple
 
     def mask(self) -> np.ndarray:
-        """Returns bool `[A, T]`, False beyond the end of an action."""
+        """Whether a token is part of an action, bool `[A, T]`."""
         return self.actions.places(self.width)[2]
 
     def shares(self) -> np.ndarray:

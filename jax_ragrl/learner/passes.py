@@ -1,20 +1,60 @@
-"""The gradient of a model on the batches of a minibatch, summed in one tree of gradients."""
+"""Passes over the batches of an update: scores of a model, and its gradient in one tree."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from jax_ragrl.learner.gradients import TokenOutputs, gradient, zeros
-from jax_ragrl.learner.packing import Batch, shape_of
-from jax_ragrl.learner.state import ModelSpec, Policy, scalar
+from jax_ragrl.learner.gradients import TokenOutputs, gradient, score, zeros
+from jax_ragrl.learner.packing import Batch, Minibatches, Rows, shape_of
+from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import Targets
 from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.progress import progress
-from jax_ragrl.runtime.sharding import shard_batch
+from jax_ragrl.runtime.sharding import mesh_context, shard_batch, to_host
+from jax_ragrl.runtime.small_programs import start
+
+# Fields of `ActionScores` and the fields of a policy's `TokenOutputs` that they come from.
+POLICY_FIELDS = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
+
+
+def model_outputs(
+    spec: PolicySpec, data: Minibatches, model: ModelSpec, params: Any, fields: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """Scores all batches with a model; by the new names of `fields`, float32 `[A, T]`."""
+    # An array, not a Python number: another temperature uses the same program.
+    temperature = scalar(spec.temperature, spec.mesh)
+    split = model.with_params(params)
+
+    def score_rows(rows: Rows) -> TokenOutputs:
+        with mesh_context(spec.mesh), report_compiling(f"scoring {shape_of(rows)}"):
+            outputs = score(split, rows, temperature, spec.allowed_ZV)
+        spec.give_way(outputs)
+        return outputs
+
+    outputs = [
+        start(functools.partial(score_rows, rows), concurrently=spec.is_concurrent(split))
+        for rows in shard_batch([batch.rows for batch in data.batches], spec.mesh)
+    ]
+    return by_action(data, outputs, fields)
+
+
+def by_action(
+    data: Minibatches, outputs: Sequence[TokenOutputs], fields: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """Gathers fields of the outputs of all batches by action, float32 `[A, T]`.
+
+    `fields` maps new names to fields of `TokenOutputs`.
+    """
+    return {
+        name: data.by_action(to_host([getattr(output, field) for output in outputs]))
+        for name, field in fields.items()
+    }
 
 
 def accumulate(
@@ -30,8 +70,7 @@ def accumulate(
       policy: objective, temperature, mesh and KL coefficient.
       model: the policy's model or its critic.
       params: the trained parameters of that model.
-      batches: the batches, on the host.
-      targets: the targets of each batch, on the host.
+      batches, targets: the batches and the targets of each, on the host.
 
     Returns:
       The gradient, the metric sums of each batch, and per batch the policy's outputs if it was not

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from jax_ragrl.config.ranges import Count, Natural, NotNegative
+from jax_ragrl.config.ranges import Count, NotNegative
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.optimizer import Optimizer, check_rate
 from jax_ragrl.learner.packing import Turn, group_turns
-from jax_ragrl.learner.state import Policy, PolicyState, scalar
+from jax_ragrl.learner.state import Policy, scalar
 from jax_ragrl.learner.update import update
 
 Policies = Mapping[str, Policy]
@@ -49,12 +49,10 @@ class Schedule:
       phases: consecutive phases (OPERA: plan, analysis, rewrite).
       role_periods: pairs of role and period: the role is trained at each step that its period
         divides (MMOA-RAG's ablations). A role without a period is trained at every step.
-      joint_steps: number of first steps that train all roles, regardless of `role_periods`.
     """
 
     phases: tuple[Phase, ...] = ()
     role_periods: tuple[tuple[str, Count], ...] = ()
-    joint_steps: Natural = 0
 
     def __post_init__(self) -> None:
         if self.phases and self.role_periods:
@@ -83,8 +81,7 @@ class Schedule:
         if self.phases:
             return tuple(r for r in roles if r in self.phases[self.phase_number(step)].roles)
         period = dict(self.role_periods)
-        joint = step < self.joint_steps
-        return tuple(r for r in roles if joint or step % period.get(r, 1) == 0)
+        return tuple(r for r in roles if step % period.get(r, 1) == 0)
 
     def phase(self, step: int) -> Phase | None:
         """Returns the phase of a step; None without phases."""
@@ -95,13 +92,7 @@ class Schedule:
         return step > 0 and self.phase_number(step) != self.phase_number(step - 1)
 
     def updates(self, steps: int, roles: Sequence[str], own: Sequence[str]) -> int:
-        """Counts the steps in which a policy is trained.
-
-        Args:
-          steps: length of the run.
-          roles: names of all roles.
-          own: names of the roles of the policy.
-        """
+        """Counts the first `steps` steps that train a policy with the roles `own`."""
         return sum(bool(set(own) & set(self.roles(step, roles))) for step in range(steps))
 
 
@@ -131,13 +122,11 @@ def update_all(
     """
     result, metrics = dict(policies), dict[str, float]()
     for name, policy in policies.items():
-        # A role may be frozen (no policy), or not trained at this step.
         own = [t for t in turns if t.role in roles and policy_of.get(t.role) == name]
         groups = group_turns(own, policy.spec.layout)
         result[name], own_metrics = update(
             policy, groups, rng, is_measured=is_measured, by_role=by_role
         )
-        # The metrics of a single policy have no prefix.
         prefix = f"{name}/" if len(policies) > 1 else ""
         count = sum(len(group.turns) for group in groups)
         own_metrics["dropped_too_long"] = float(len(own) - count)
@@ -145,32 +134,12 @@ def update_all(
     return result, metrics
 
 
-def with_phase_rate(
-    policies: Policies, phase: Phase, optimizer: Optimizer, updates: Mapping[str, int]
-) -> dict[str, Policy]:
-    """Sets the learning rate of a phase; the optimizer states are kept.
-
-    The schedule still decays over the whole run, from the peak of the phase.
-
-    Args:
-      policies: the policies by name.
-      phase: its peak learning rate is used unless it is 0.
-      optimizer: schedule, and the peak learning rate of the run.
-      updates: by policy, the number of its updates in the whole run.
-    """
-    return with_rate(policies, phase.policy_lr or optimizer.policy_lr, optimizer, updates)
-
-
 def with_rate(
     policies: Policies, peak: float, optimizer: Optimizer, updates: Mapping[str, int]
 ) -> dict[str, Policy]:
     """Sets the peak learning rate of all policies; the optimizer states are kept.
 
-    Args:
-      policies: the policies by name.
-      peak: the peak learning rate.
-      optimizer: schedule and further settings.
-      updates: by policy, the number of its updates in the whole run.
+    The schedule still decays over the whole run of `updates` by policy.
     """
     # The transformation changes, its state does not: step count and moments continue.
     out = {}
@@ -190,17 +159,10 @@ def with_kl(policies: Policies, coefficient: float) -> dict[str, Policy]:
 
 def with_new_references(policies: Policies) -> dict[str, Policy]:
     """Makes a copy of each policy its new reference, if it has a reference."""
-    return {
-        name: policy._replace(state=_with_new_reference(policy.state))
-        for name, policy in policies.items()
-    }
-
-
-def _with_new_reference(state: PolicyState) -> PolicyState:
-    if state.reference is None:
-        return state
-    # `jnp.array` copies: the next update donates the buffers of the policy.
-    reference = jax.tree.map(
-        lambda x, old: jnp.array(x, old.dtype), state.policy.params, state.reference
-    )
-    return state._replace(reference=reference)
+    result = dict(policies)
+    for name, policy in policies.items():
+        if (old := policy.state.reference) is not None:
+            # `jnp.array` copies: the next update donates the buffers of the policy.
+            new = jax.tree.map(lambda x, y: jnp.array(x, y.dtype), policy.state.policy.params, old)
+            result[name] = policy.with_state(reference=new)
+    return result

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_ragrl.learner.accumulation import accumulate
 from jax_ragrl.learner.packing import Minibatches
+from jax_ragrl.learner.passes import accumulate
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.learner.targets import Targets
 from jax_ragrl.runtime.dispatch import in_order
@@ -32,10 +32,7 @@ def role_gradient_metrics(
 ) -> dict[str, float]:
     """Returns norm, share and cosines of the gradients of all roles with actions.
 
-    Args:
-      policy: the policy before the update.
-      data: the actions of the update.
-      targets: the targets of each batch of each minibatch.
+    `policy` is that before the update; `targets` are those of each batch of each minibatch.
     """
     numbers = np.unique(data.actions.role_A).tolist()
     # All gradients are held at once: each pair of them has a cosine.
@@ -46,14 +43,7 @@ def role_gradient_metrics(
 def role_gradient(
     policy: Policy, data: Minibatches, targets: Sequence[Sequence[Targets]], role: int
 ) -> Any:
-    """Returns the part of a role in the gradient of the mean loss over all minibatches.
-
-    Args:
-      policy: the policy before the update.
-      data: the actions of the update.
-      targets: the targets of each batch of each minibatch.
-      role: the number of the role.
-    """
+    """Returns the part of a role in the gradient of the mean loss over all minibatches."""
     own_AT = (data.actions.role_A == role)[:, None] & data.mask()
     scale_by_batch = data.by_row(own_AT.astype(np.float32) / np.float32(len(data.parts)))
     flat = itertools.chain.from_iterable(targets)
@@ -82,13 +72,9 @@ def inner_products(grads: Sequence[Any]) -> Array:
 
 
 def describe(roles: Sequence[str], product_ZZ: np.ndarray) -> dict[str, float]:
-    """Returns the metrics of gradients from their inner products.
+    """Returns the metrics of gradients from the inner product of each pair of them.
 
     A share or cosine with a gradient of zero is undefined and left out.
-
-    Args:
-      roles: the names of the roles.
-      product_ZZ: the inner product of each pair of gradients.
     """
     product_ZZ = np.asarray(product_ZZ, np.float64)
     norm_Z, total = np.sqrt(np.diag(product_ZZ)), product_ZZ.sum()

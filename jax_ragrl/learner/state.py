@@ -50,7 +50,6 @@ class ModelSpec(NamedTuple):
     layout: tuple[Any, ...] | None
 
     def with_params(self, params: Any) -> SplitModel:
-        """Returns the model around trained parameters, for jitted functions."""
         return SplitModel(self.graph, params, self.frozen)
 
 
@@ -101,17 +100,14 @@ class PolicySpec(NamedTuple):
     shares_devices: bool = False
 
     def is_concurrent(self, params: Any) -> bool:
-        """Returns whether programs of a model with these parameters may run at the same time."""
+        """Whether programs of a model with these parameters may run at the same time."""
         return not self.shares_devices and uses_one_core(params, self.mesh)
 
     def give_way(self, outputs: Any) -> None:
-        """Waits for a program of an update if rollouts use the devices too.
+        """Waits for the outputs of a program of an update if rollouts use the devices too.
 
         Devices run programs in the order of their start, so that a rollout would wait for all
         programs of an update that were started before its own.
-
-        Args:
-          outputs: of the program.
         """
         if self.shares_devices:
             jax.block_until_ready(outputs)
@@ -198,20 +194,26 @@ def _models(
     optimizer: Optimizer,
     updates: int,
 ) -> tuple[ModelSpec, ModelSpec | None, PolicyState]:
-    """Returns actor, critic and initial state; arguments as in `prepare`."""
     weights = nnx.state(decoder, nnx.Param)
     mesh, sharding = mesh_of(weights), _replicated_sharding(weights)
+
+    def train_state(model: ModelSpec, params: Any) -> TrainState:
+        # Copies, since an update donates the buffers that it trains.
+        copies = jax.tree.map(jnp.copy, params)
+        return TrainState(copies, _optimizer_state(model.optimizer, params, sharding))
+
     transform = optimizer.transform(optimizer.policy_lr, updates)
-    actor, params = _model_spec(_actor(decoder, objective), transform, sharding)
+    shared = ActorCritic(decoder) if objective.critic == "shared" else decoder
+    actor, params = _model_spec(shared, transform, sharding)
     kl_coefficient = scalar(objective.kl.coefficient, mesh)
     # The reference has the decoder's own arrays; only the trained parameters are copies.
     reference = _reference(objective, params, decoder.config.dtype)
-    state = PolicyState(_train_state(actor, params, sharding), None, reference, kl_coefficient)
+    state = PolicyState(train_state(actor, params), None, reference, kl_coefficient)
     if objective.critic != "own":
         return actor, None, state
     transform = optimizer.transform(optimizer.value_lr, updates)
     critic, params = _model_spec(Critic(decoder), transform, sharding)
-    return actor, critic, state._replace(critic=_train_state(critic, params, sharding))
+    return actor, critic, state._replace(critic=train_state(critic, params))
 
 
 def _reference(objective: Objective, params: Any, compute: str) -> Any:
@@ -228,13 +230,7 @@ def _reference(objective: Objective, params: Any, compute: str) -> Any:
     return jax.tree_util.tree_map_with_path(cast, params)
 
 
-def copy_arrays(params: Any) -> Any:
-    """Copies arrays into new buffers, since an update donates the buffers that it trains."""
-    return jax.tree.map(jnp.copy, params)
-
-
 def _with_config(decoder: Decoder, compute: str | None, remat: str | None) -> Decoder:
-    """Returns a decoder with the same arrays and another compute dtype or remat setting."""
     changes = {"dtype": compute, "remat": remat}
     changes = {name: value for name, value in changes.items() if value is not None}
     # A new module object around the same arrays: the caller's decoder keeps its config.
@@ -256,14 +252,9 @@ def _replicated_sharding(weights: Any) -> Sharding | None:
 def _model_spec(
     model: Any, transform: optax.GradientTransformation, sharding: Sharding | None
 ) -> tuple[ModelSpec, Any]:
-    """Splits a model into its constant part and the parameters to train."""
     split = _split(model, sharding)
     layout = layout_of(split.params) if isinstance(sharding, NamedSharding) else None
     return ModelSpec(split.graph, split.frozen, transform, layout), split.params
-
-
-def _actor(decoder: Decoder, objective: Objective) -> Decoder | ActorCritic:
-    return ActorCritic(decoder) if objective.critic == "shared" else decoder
 
 
 def _split(model: Any, sharding: Sharding | None) -> SplitModel:
@@ -284,10 +275,6 @@ def _commit(x: jax.Array, sharding: Sharding) -> Any:
         return jax.device_put(x, sharding)
     assert isinstance(sharding.mesh, Mesh), "an abstract mesh has no devices"
     return replicate(x, sharding.mesh)
-
-
-def _train_state(spec: ModelSpec, params: Any, sharding: Sharding | None) -> TrainState:
-    return TrainState(copy_arrays(params), _optimizer_state(spec.optimizer, params, sharding))
 
 
 def _optimizer_state(
@@ -333,12 +320,12 @@ def restored_decoders(
       objective: the objective of the run.
       read: reads a part of the saved state into the tree of its argument
         (`Checkpoints.restore_part`).
-      compute: dtype of forward passes; None: from each decoder's config.
-      remat: gradient checkpointing; None: from each decoder's config.
+      compute, remat: as in `prepare`.
     """
     split = {}
     for name, decoder in decoders.items():
-        actor = _actor(_with_config(decoder, compute, remat), objective)
+        actor: Any = _with_config(decoder, compute, remat)
+        actor = ActorCritic(actor) if objective.critic == "shared" else actor
         split[name] = _split(actor, _replicated_sharding(nnx.state(decoder, nnx.Param)))
     state = read({name: {"policy": {"params": model.params}} for name, model in split.items()})
     return {
@@ -348,10 +335,7 @@ def restored_decoders(
 
 
 def sampling_model(policy: Policy) -> SplitModel:
-    """Returns the policy for a sampler until the next update.
-
-    Parameters are cast and laid out once, see `for_sampling`.
-    """
+    """Returns the policy for a sampler until the next update, see `for_sampling`."""
     return for_sampling({"policy": trained_decoder(policy)})["policy"]
 
 

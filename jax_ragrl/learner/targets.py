@@ -80,11 +80,6 @@ def compute_advantages(
     of the action is added. With a critic, the advantage is GAE of these rewards, and the return is
     `A + V` with the advantage before whitening (Chen et al. 2025, app. A.1). Without a critic, the
     advantage is the reward-to-go: the credit at every token, if no KL penalty is in the reward.
-
-    Args:
-      objective: selects critic, KL placement, gamma, lambda and whitening; static.
-      scores: actions and model outputs.
-      kl_coefficient: float32 scalar.
     """
     o, mask_AT = objective, scores.mask_AT
     # 1. Rewards.

@@ -35,7 +35,7 @@ def update_flops(policy: Policy, tokens: int) -> float:
 
     Counts six operations per trained parameter and token (Kaplan et al. 2020, arXiv 2001.08361),
     and four per frozen one, such as those below an adapter: they have no gradient. Scoring passes
-    before the update are not counted. `tokens` is the number of packed tokens.
+    are not counted. `tokens` is the number of packed tokens.
     """
     spec, state = policy
     models = [(spec.policy, state.policy)]

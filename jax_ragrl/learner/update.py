@@ -14,29 +14,18 @@ import numpy as np
 
 from jax_ragrl.credit.assign import pad_rows
 from jax_ragrl.credit.kl import adapt
-from jax_ragrl.learner.accumulation import accumulate
 from jax_ragrl.learner.gradients import TokenOutputs, TrainState, add, apply, check_finite
-from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
-from jax_ragrl.learner.packing import (
-    Actions,
-    Batch,
-    Group,
-    Minibatches,
-    conversations,
-)
+from jax_ragrl.learner.packing import Actions, Batch, Group, Minibatches, conversations, lay_out
+from jax_ragrl.learner.passes import POLICY_FIELDS, accumulate, by_action, model_outputs
 from jax_ragrl.learner.role_gradients import role_gradient_metrics
-from jax_ragrl.learner.scoring import (
-    POLICY_FIELDS,
-    by_action,
-    model_outputs,
-)
 from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
 from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
-from jax_ragrl.runtime.sharding import mesh_context, replicate, to_host
+from jax_ragrl.runtime.portable_random import shuffled
+from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, replicate, to_host
 from jax_ragrl.runtime.small_programs import start
 
 # A model's state after an optimizer step, sums of metrics, and the policy's outputs per batch.
@@ -97,6 +86,44 @@ def update(
     return _adapt_kl(policy, metrics, len(scores.mask_AT)), metrics
 
 
+def split_minibatches(groups: Sequence[Group], spec: PolicySpec, rng: random.Random) -> Minibatches:
+    """Splits groups at random into minibatches, each packed into batches of rows.
+
+    There are no more minibatches than groups. With `objective.skip_zero_advantage`, groups whose
+    credits are all 0 are left out, and the weights of the others (`Minibatches.share_PZ`) are those
+    that they have among all groups: the loss of a group that is left out is 0, but it counts in the
+    mean.
+    """
+    order = shuffled(rng, groups)
+    # Minibatches consist of whole groups: siblings share their prompt in a row.
+    count = min(spec.optimizer.minibatches, len(order))
+    parts = kept = [order[i::count] for i in range(count)]
+    # After the split, so that every group is in the minibatch that it would be in without this.
+    if spec.objective.skip_zero_advantage:
+        with_credit = [[g for g in part if any(turn.credit for turn in g.turns)] for part in parts]
+        # Never empty, because the optimizer steps without a gradient too (momentum).
+        kept = [some or part[:1] for some, part in zip(with_credit, parts, strict=True)]
+    kept_PZ, all_PZ = ([_denominators(spec, part) for part in x] for x in (kept, parts))
+    tokens = [sum(group.tokens for part in x for group in part) for x in (parts, kept)]
+    devices = data_parallel_size(spec.mesh)
+    return Minibatches(
+        [lay_out(part, spec.roles, spec.layout, devices, spec.grammars) for part in kept],
+        share_PZ=(np.stack(kept_PZ) / np.maximum(np.stack(all_PZ), 1)).astype(np.float32),
+        skipped_tokens=tokens[0] - tokens[1],
+    )
+
+
+def _denominators(spec: PolicySpec, groups: Sequence[Group]) -> np.ndarray:
+    """Returns what the aggregation divides by (tokens or actions), by role, float64 `[Z]`."""
+    count_Z = np.zeros(len(spec.roles))
+    for turn in (turn for group in groups for turn in group.turns):
+        size = len(turn.ids)
+        is_mean = spec.objective.aggregation == "sequence_mean"
+        count_Z[spec.roles.index(turn.role)] += min(size, 1) if is_mean else size
+    by_role = spec.objective.aggregation == "role_sum"
+    return count_Z if by_role else np.full_like(count_Z, count_Z.sum())
+
+
 def _optimize_all(
     policy: Policy, data: Minibatches, targets: Sequence[Sequence[Targets]]
 ) -> tuple[Policy, list[dict[str, Any]], list[TokenOutputs]]:
@@ -113,10 +140,7 @@ def _optimize_all(
 
 
 def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
-    """Scores all actions with the models before the update; NumPy arrays.
-
-    Only outputs that the objective needs are computed.
-    """
+    """Scores all actions with the models that the objective needs, before the update."""
     spec, state = policy
     o = spec.objective
     scores = ActionScores(data.mask(), data.actions.credit_A, gae_paths(data.actions, o.gae_span))
@@ -144,12 +168,8 @@ def score_policy(policy: Policy, data: Minibatches) -> np.ndarray:
 def move_metrics(policy: Policy, data: Minibatches, before_AT: np.ndarray) -> dict[str, float]:
     """Returns how far an update moved a policy on actions, over all of them and by role.
 
-    It takes one forward pass over the actions.
-
-    Args:
-      policy: the policy after the update.
-      data: the actions.
-      before_AT: float32, their log-probabilities under the policy that sampled them.
+    It takes one forward pass over the actions. `before_AT` are their float32 log-probabilities
+    under the policy that sampled them.
     """
     kl_AT, mask_AT = update_kl(before_AT, score_policy(policy, data)), data.mask()
     metrics = {"update_kl/mean": float(kl_AT[mask_AT].mean())}
@@ -165,11 +185,8 @@ def update_kl(before: np.ndarray, after: np.ndarray, clamp: float = 10.0) -> np.
       k3 = min(exp(d) - 1 - d, clamp),   d = after - before
 
     Its mean estimates the divergence of the policy after the update from the one before, without
-    bias up to the clamp. `losses.kl_k3` is the same on devices.
-
-    Args:
-      before, after: float32, the log-probabilities of the tokens, of one shape.
-      clamp: the upper bound of a token, in nats, so that no single token decides.
+    bias up to the clamp in nats, so that no single token decides. `losses.kl_k3` is the same on
+    devices.
     """
     # Past clamp + 1 on either side the estimate exceeds the clamp, and exp must not overflow.
     # A log-probability that is not a number is as far as can be.
@@ -206,26 +223,19 @@ def needs_old_logps(spec: PolicySpec) -> bool:
 
 def scores_before_update(o: Objective, optimizer: Optimizer) -> bool:
     """Whether an objective and an optimizer need old log-probabilities, see `needs_old_logps`."""
-    steps = optimizer.epochs * optimizer.minibatches
-    in_reward = o.kl.where in ("reward", "terminal")
-    stale = o.importance_weight_cap > 0
+    has_ratio = o.reads("old_logp", "action_gap")
     return (
-        in_reward
+        o.kl.where in ("reward", "terminal")
         or o.critic == "shared"
-        or stale
-        or (steps > 1 and o.reads("old_logp", "action_gap"))
+        or o.importance_weight_cap > 0
+        or (optimizer.epochs * optimizer.minibatches > 1 and has_ratio)
     )
 
 
 def compute_targets(
     policy: Policy, data: Minibatches, scores: ActionScores
 ) -> tuple[list[list[Targets]], np.ndarray]:
-    """Computes the targets of every batch.
-
-    Args:
-      policy: objective, roles and KL coefficient.
-      data: the minibatches; advantages are whitened over all of them at once.
-      scores: their actions with model outputs.
+    """Computes the targets of every batch; advantages are whitened over all minibatches at once.
 
     Returns:
       The targets of each batch of each minibatch, and all advantages, float32 `[A, T]`.
@@ -261,11 +271,7 @@ def token_weights(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns weights per token of a minibatch for the policy and the critic, float32 `[A, T]`.
 
-    Args:
-      o: selects the aggregation.
-      roles: names of all roles.
-      mask_AT: bool, the tokens of the actions of the minibatch.
-      role_A: int32, their role numbers.
+    `mask_AT` are the tokens of its actions, bool, and `role_A` their role numbers, int32.
     """
     token_mean_AT = token_mean_weights(mask_AT)
     if o.aggregation == "token_mean":
@@ -281,10 +287,7 @@ def optimize(
 ) -> tuple[Policy, dict[str, Any], list[TokenOutputs]]:
     """Takes one optimizer step of each model on a minibatch; its gradients are summed exactly.
 
-    Args:
-      policy: the policy; the buffers of its trained state are donated.
-      batches: the batches of the minibatch, on the host.
-      targets: the targets of each batch, on the host.
+    The buffers of the trained state are donated.
 
     Returns:
       The policy, sums of metrics, and per batch the policy's outputs if it was not scored before.
@@ -313,15 +316,6 @@ def accumulate_and_step(
     batches: Sequence[Batch],
     targets: Sequence[Targets],
 ) -> Step:
-    """Accumulates the gradients of the batches and takes one optimizer step of one model.
-
-    Args:
-      policy: objective, temperature, mesh and KL coefficient.
-      model: the policy's model or its critic.
-      state: parameters and optimizer state of that model; the buffers are donated.
-      batches: the batches of the minibatch, on the host.
-      targets: the targets of each batch, on the host.
-    """
     with mesh_context(policy.spec.mesh):  # the caller may start this in another thread
         grads, sums, outputs = accumulate(policy, model, state.params, batches, targets)
         state, metrics = apply(model.optimizer, state, grads)
@@ -347,7 +341,6 @@ def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def warn_all_skipped() -> None:
-    """Warns that an update changed nothing."""
     warnings.warn(
         "every optimizer step of an update was skipped because no gradient was finite: nothing was "
         "learned. If this persists, lower the learning rate and check the rewards",
@@ -362,12 +355,6 @@ def action_metrics(
 
     `response_length` is a mean over actions, the others are over tokens. `sampler_gap/max` is the
     largest difference in nats between the policy's and the sampler's log-probabilities.
-
-    Args:
-      roles: names of all roles.
-      actions: the actions.
-      scores: their model outputs; metrics of missing outputs are left out.
-      advantage_AT: float32, advantages of their tokens.
     """
     mask_AT = scores.mask_AT
     means = {"advantage": advantage_AT, "value": scores.value_AT, "entropy/old": scores.entropy_AT}
@@ -388,16 +375,12 @@ def action_metrics(
 
 
 def _means(outputs: Mapping[str, Any], mask_AT: np.ndarray) -> dict[str, float]:
-    """The means of outputs over some tokens."""
     of_mask = {name: x_AT[mask_AT] for name, x_AT in outputs.items() if x_AT is not None}
     return {name: float(x.mean()) for name, x in of_mask.items() if x.size}
 
 
 def _adapt_kl(policy: Policy, metrics: dict[str, float], actions: int) -> Policy:
-    """Sets the KL coefficient of the next update; adds the current one to `metrics`.
-
-    `actions` is the number of trained actions.
-    """
+    """Sets the KL coefficient of the next update; adds the current one to `metrics`."""
     kl = policy.spec.objective.kl
     if kl.where == "none":
         return policy

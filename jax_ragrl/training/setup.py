@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jax_ragrl.learner.grammars import role_grammars
-from jax_ragrl.learner.policies import Policies, with_kl, with_new_references, with_phase_rate
+from jax_ragrl.learner.policies import Policies, with_kl, with_new_references, with_rate
 from jax_ragrl.learner.state import PolicyState, prepare, trained_decoder
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
@@ -96,7 +96,8 @@ def enter_phase(job: Job, policies: Policies, step: int, *, first: bool) -> Poli
     # A phase without its own rate returns to the rate of the run, if any phase has one.
     if any(p.policy_lr for p in job.schedule.phases):
         updates = {name: updates_of(job, name) for name in policies}
-        policies = with_phase_rate(policies, phase, job.optimizer, updates)
+        rate = phase.policy_lr or job.optimizer.policy_lr
+        policies = with_rate(policies, rate, job.optimizer, updates)
     # The coefficient is part of the state, so it is set only when a phase begins.
     if any(p.kl_coefficient for p in job.schedule.phases) and (step == 0 or begins):
         policies = with_kl(policies, phase.kl_coefficient or job.objective.kl.coefficient)

@@ -261,8 +261,8 @@ def test_finished_cells_of_another_config_are_refused(tmp_path, stages_without_t
     one = Arm(config, answer_with=("recipe.system.top_k=7",), strategy="Planning")
     check_refused(dataclasses.replace(done, arms={"a": one}), out, "strategy")
     # The schedule of the training is only in its own config.
-    scheduled = Arm(config, ("schedule.joint_steps=3",), answer_with=("recipe.system.top_k=7",))
-    check_refused(dataclasses.replace(done, arms={"a": scheduled}), out, "schedule.joint_steps")
+    scheduled = Arm(config, ("train_forced=False",), answer_with=("recipe.system.top_k=7",))
+    check_refused(dataclasses.replace(done, arms={"a": scheduled}), out, "train_forced")
     change_config(config, "optimizer.policy_lr", 0.5)
     check_refused(done, out, "optimizer.policy_lr")
     assert not stages_without_training

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.gradients import apply
 from jax_ragrl.learner.objective import KL
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn
@@ -22,13 +21,13 @@ from jax_ragrl.learner.policies import (
     update_all,
     with_kl,
     with_new_references,
-    with_phase_rate,
 )
+from jax_ragrl.training.setup import enter_phase
 from tests.learner.bigram import ROLES, STEERED, deep, named, prepared
 
 TRIO = ("plan", "analysis", "rewrite")
 STAGED = Schedule(phases=(Phase(3, ("plan",)), Phase(2, ("analysis", "rewrite"))))
-EVERY = Schedule(role_periods=(("plan", 3), ("rewrite", 2)), joint_steps=2)
+EVERY = Schedule(role_periods=(("plan", 3), ("rewrite", 2)))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ EVERY = Schedule(role_periods=(("plan", 3), ("rewrite", 2)), joint_steps=2)
     [
         (Schedule(), ["par"] * 8),
         (STAGED, ["p", "p", "p", "ar", "ar", "ar", "ar", "ar"]),
-        (EVERY, ["par", "par", "ar", "pa", "ar", "a", "par", "a"]),
+        (EVERY, ["par", "a", "ar", "pa", "ar", "a", "par", "a"]),
     ],
 )
 def test_a_schedule_selects_the_roles_of_a_step(schedule, expected):
@@ -129,27 +128,19 @@ def test_a_refreshed_reference_keeps_its_dtypes():
 
 
 def test_a_phase_without_a_rate_uses_the_rate_of_the_run():
-    adam = Optimizer(0.1, schedule="constant")
-    updates = {"a": 4, "b": 4}
-
-    def step(phase: Phase, name: str) -> float:
-        """Returns the size of Adam's first step on gradients of one."""
-        spec, state = with_phase_rate(two_policies(), phase, adam, updates)[name]
-        before = named(state.policy.params)["embed"]
-        ones = jax.tree.map(jnp.ones_like, state.policy.params)
-        stepped, _ = apply(spec.policy.optimizer, state.policy, ones)
-        return float((before - named(stepped.params)["embed"]).mean())
-
-    assert step(Phase(1, ROLES), "a") == pytest.approx(0.1, rel=1e-3)
-    assert step(Phase(1, ROLES, policy_lr=0.02), "a") == pytest.approx(0.02, rel=1e-3)
-    assert step(Phase(1, ROLES, policy_lr=0.02), "b") == pytest.approx(0.02, rel=1e-3)
-
-
-def test_the_rate_of_a_phase_decays_over_the_whole_run():
-    adam, updates = Optimizer(0.1), {"a": 4, "b": 7}
-    phased = with_phase_rate(two_policies(), Phase(2, ROLES, policy_lr=0.02), adam, updates)
-    for name, policy in phased.items():
-        assert policy.spec.policy.optimizer is adam.transform(0.02, updates[name])
+    """The rate decays over all updates of the run, whatever the phase."""
+    phases = (Phase(1, ROLES[:1], policy_lr=0.02), Phase(2, ROLES))
+    job = SimpleNamespace(
+        schedule=Schedule(phases),
+        optimizer=Optimizer(0.1),
+        run=SimpleNamespace(steps=4),
+        policy_of=dict(zip(ROLES, "ab", strict=True)),
+    )
+    for step, rate in ((0, 0.02), (1, 0.1)):
+        policies = enter_phase(job, two_policies(), step, first=True)
+        for name, updates in (("a", 4), ("b", 3)):
+            transform = policies[name].spec.policy.optimizer
+            assert transform is job.optimizer.transform(rate, updates)
 
 
 def test_a_new_phase_adds_no_reference():

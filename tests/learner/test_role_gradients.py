@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from jax_ragrl.learner import role_gradients
-from jax_ragrl.learner.accumulation import accumulate
-from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn, group_turns
+from jax_ragrl.learner.passes import accumulate
 from jax_ragrl.learner.role_gradients import describe, inner_products, role_gradient
-from jax_ragrl.learner.state import Policy, copy_arrays
-from jax_ragrl.learner.update import compute_targets, score_actions, update
+from jax_ragrl.learner.state import Policy
+from jax_ragrl.learner.update import compute_targets, score_actions, split_minibatches, update
 from tests.compiled import compilations
 from tests.learner.bigram import GRPO, GRPO_ADAM, LAYOUT, PPO, PPO_ADAM, deep, prepared
 from tests.learner.test_update import turns
@@ -64,7 +63,8 @@ def test_a_role_has_the_gradient_of_its_own_tokens_alone():
     data, targets = prepared_update(policy)
     part = vector(role_gradient(policy, data, targets, 1))
     own = [turn for turn in turns() if turn.role == "executor"]
-    alone = run(policy._replace(state=copy_arrays(policy.state)), own, by_role=False)[1]
+    copy = policy._replace(state=jax.tree.map(jax.numpy.copy, policy.state))
+    alone = run(copy, own, by_role=False)[1]
     np.testing.assert_allclose(np.linalg.norm(part), alone["grad_norm"], rtol=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_the_measurement_compiles_no_gradient_of_its_own(caplog):
     """The program of the update serves each role."""
     objective = dataclasses.replace(GRPO, entropy_coefficient=0.05)  # no other test's program
     policy, _ = run(prepared(objective, Optimizer(0.1)), by_role=False)
-    again = policy._replace(state=copy_arrays(policy.state))
+    again = policy._replace(state=jax.tree.map(jax.numpy.copy, policy.state))
     assert compilations("gradient", caplog, lambda: run(again, by_role=True)) == 0
 
 

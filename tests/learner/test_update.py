@@ -12,23 +12,21 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner import accumulation, scoring
+from jax_ragrl.learner import passes
 from jax_ragrl.learner import update as update_module
 from jax_ragrl.learner.checkpoint import Checkpoints, by_path
 from jax_ragrl.learner.gradients import score
-from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Actions, Layout, Minibatches, Turn, group_turns, lay_out
 from jax_ragrl.learner.state import (
     Policy,
-    copy_arrays,
     prepare,
     sampling_model,
     trained_decoder,
 )
 from jax_ragrl.learner.targets import ActionScores, compute_advantages
-from jax_ragrl.learner.update import update
+from jax_ragrl.learner.update import split_minibatches, update
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.runtime.sharding import make_mesh
@@ -319,8 +317,8 @@ def test_all_batches_are_added_to_one_gradient_tree(monkeypatch):
         sums.append(jax.tree.leaves(result.grads))
         return result
 
-    original = accumulation.gradient
-    monkeypatch.setattr(accumulation, "gradient", gradient)
+    original = passes.gradient
+    monkeypatch.setattr(passes, "gradient", gradient)
     policy = prepared(GRPO, dataclasses.replace(GRPO_ADAM, epochs=1))
     run(with_layout(policy, Layout((16,), 16)))
     assert len(sums) > 2
@@ -339,8 +337,8 @@ def test_programs_of_an_update_give_way_to_rollouts_on_the_same_devices(
             module, name, lambda *args, **kwargs: events.append(event) or original(*args, **kwargs)
         )
 
-    note(accumulation, "gradient", "start")
-    note(scoring, "score", "start")
+    note(passes, "gradient", "start")
+    note(passes, "score", "start")
     note(jax, "block_until_ready", "wait")
     policy = with_layout(prepared(PPO, PPO_ADAM), Layout((16,), 16))
     run(policy._replace(spec=policy.spec._replace(shares_devices=shares_devices)))
@@ -351,13 +349,13 @@ def test_programs_of_an_update_give_way_to_rollouts_on_the_same_devices(
 def test_hosts_compare_checksums_once_per_pass(monkeypatch):
     """Independent of the number of batches: a comparison waits for devices and other hosts."""
     calls = []
-    shard_batch = scoring.shard_batch
-    counted = lambda *args: calls.append(None) or shard_batch(*args)  # noqa: E731
-    for module in (accumulation, scoring):
-        monkeypatch.setattr(module, "shard_batch", counted)
+    shard_batch = passes.shard_batch
+    monkeypatch.setattr(
+        passes, "shard_batch", lambda *args: calls.append(None) or shard_batch(*args)
+    )
     policy = prepared(GRPO, GRPO_ADAM)
     for tokens in (64, 16):
-        fresh = policy.with_state(policy=copy_arrays(policy.state.policy))
+        fresh = policy.with_state(policy=jax.tree.map(jax.numpy.copy, policy.state.policy))
         run(with_layout(fresh, Layout((16,), tokens)))
         assert len(calls) == 2 + GRPO_ADAM.epochs  # two scoring passes, and the steps
         calls.clear()
@@ -570,7 +568,7 @@ def test_committed_weights_are_compiled_for_once(adapted: bool, caplog):
     objective = dataclasses.replace(PPO, entropy_coefficient=0.04)  # no other test's program
     policy, _ = run(prepared(objective, Optimizer(0.1, 0.2), decoder))
     for name in ("score", "gradient", "apply"):
-        again = policy._replace(state=copy_arrays(policy.state))
+        again = policy._replace(state=jax.tree.map(jax.numpy.copy, policy.state))
         assert compilations(name, caplog, lambda again=again: run(again)) == 0, name
 
 

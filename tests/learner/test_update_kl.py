@@ -13,7 +13,7 @@ from jax_ragrl.learner.dpo import Pair, prefer_all
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn, group_turns
-from jax_ragrl.learner.state import Policy, copy_arrays
+from jax_ragrl.learner.state import Policy
 from jax_ragrl.learner.update import update, update_kl
 from tests.compiled import compilations
 from tests.learner import reference
@@ -82,7 +82,7 @@ def test_the_measurement_compiles_no_program_of_its_own(caplog):
     """The program that scores the reference scores the policy too."""
     objective = dataclasses.replace(GRPO, entropy_coefficient=0.07)  # no other test's program
     policy, _ = measured(prepared(objective, Optimizer(0.1)), turns(), is_measured=False)
-    again = policy._replace(state=copy_arrays(policy.state))
+    again = policy._replace(state=jax.tree.map(jax.numpy.copy, policy.state))
     assert compilations("score", caplog, lambda: measured(again, turns())) == 0
 
 
