@@ -130,40 +130,32 @@ def prefer_all(
     """
     result, metrics = dict(policies), dict[str, float]()
     for name, policy in policies.items():
-        own = [pair for pair in pairs if policy_of.get(pair.role) == name]
-        fitting = [pair for pair in own if fits(policy.spec, pair)]
-        data = _laid_out(policy.spec, fitting) if is_measured and fitting else None
+        spec, own = policy.spec, [pair for pair in pairs if policy_of.get(pair.role) == name]
+        fitting = [pair for pair in own if fits(spec, pair)]
+        data = _laid_out(spec, fitting) if is_measured and fitting else None
         before_AT = None if data is None else score_policy(policy, data)
-        result[name], own_metrics = _prefer(policy, fitting, beta, rng)
+        values: dict[str, list[float]] = collections.defaultdict(list)
+        for _ in range(spec.optimizer.epochs if fitting else 0):
+            order = shuffled(rng, fitting)
+            count = min(spec.optimizer.minibatches, len(order))
+            for i in range(count):
+                policy, step_metrics = dpo_update(policy, order[i::count], beta=beta)
+                for key, value in step_metrics.items():
+                    values[key].append(value)
+        own_metrics = {key: float(np.mean(x)) for key, x in values.items()}
+        if skipped := values.get("skipped"):
+            # A mean would hide a single skipped step.
+            own_metrics["skipped"] = float(sum(skipped))
+            if all(skipped):
+                warn_all_skipped()
         if data is not None and before_AT is not None:
-            own_metrics |= move_metrics(result[name], data, before_AT)
+            own_metrics |= move_metrics(policy, data, before_AT)
         own_metrics["pairs"] = float(len(fitting))
         own_metrics["dropped_too_long"] = float(len(own) - len(fitting))
+        result[name] = policy
         prefix = f"{name}/" if len(policies) > 1 else ""
         metrics |= {f"{prefix}{key}": value for key, value in own_metrics.items()}
     return result, metrics
-
-
-def _prefer(
-    policy: Policy, pairs: Sequence[Pair], beta: float, rng: random.Random
-) -> tuple[Policy, dict[str, float]]:
-    """Updates one policy on its pairs in random minibatches."""
-    values: dict[str, list[float]] = collections.defaultdict(list)
-    for _ in range(policy.spec.optimizer.epochs if pairs else 0):
-        order = shuffled(rng, pairs)
-        count = min(policy.spec.optimizer.minibatches, len(order))
-        for i in range(count):
-            policy, step_metrics = dpo_update(policy, order[i::count], beta=beta)
-            for key, value in step_metrics.items():
-                values[key].append(value)
-    # A mean would hide a single skipped step; the other metrics are averaged.
-    skip_flags = values.pop("skipped", [])
-    metrics = {key: float(np.mean(x)) for key, x in values.items()}
-    if skip_flags:
-        metrics["skipped"] = float(sum(skip_flags))
-        if all(skip_flags):
-            warn_all_skipped()
-    return policy, metrics
 
 
 def fits(spec: PolicySpec, pair: Pair) -> bool:
@@ -199,7 +191,7 @@ def dpo_update(
       more log-probability than the rejected one), `grad_norm` and `skipped`.
 
     Raises:
-      UserError: no reference, a pair longer than a row, or parameters that are no longer finite.
+      UserError: no reference, or parameters that are no longer finite.
     """
     spec, state = policy
     if state.reference is None:
@@ -241,26 +233,13 @@ def dpo_update(
 
 
 def _laid_out(spec: PolicySpec, pairs: Sequence[Pair]) -> Minibatches:
-    """Packs pairs into the batches of one minibatch."""
-    groups, devices = _groups(spec, pairs), data_parallel_size(spec.mesh)
+    groups = [group for i, pair in enumerate(pairs) for group in _pair_groups(spec, i, pair)]
+    devices = data_parallel_size(spec.mesh)
     return Minibatches([lay_out(groups, spec.roles, spec.layout, devices, spec.grammars)])
 
 
-def _groups(spec: PolicySpec, pairs: Sequence[Pair]) -> list[Group]:
-    """Returns one group per pair: node `2 i` is its chosen answer, node `2 i + 1` the rejected."""
-    groups = []
-    for i, pair in enumerate(pairs):
-        if not fits(spec, pair):
-            size = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
-            raise UserError(
-                f"pair {i} has {size} tokens, more than a row of {spec.layout.row_lengths[-1]}: "
-                "leave it out, or raise packing.row_lengths"
-            )
-        groups += _pair_groups(spec, i, pair)
-    return groups
-
-
 def _pair_groups(spec: PolicySpec, i: int, pair: Pair) -> list[Group]:
+    """Returns one group if a pair fits; node `2 i` is its chosen answer, `2 i + 1` the rejected."""
     answers = enumerate((pair.chosen, pair.rejected))
     turns = [Turn(2 * i + k, pair.role, pair.prompt, ids) for k, ids in answers]
     return group_turns(turns, spec.layout)
@@ -305,16 +284,11 @@ def preference_gradient(
     The metric sums are `loss/dpo` and `right`, weighted like the losses.
 
     Args:
-      model: the split model.
-      rows: a batch of pairs on the devices.
+      model, rows, temperature, allowed_ZV, layout, total: as in `gradients.gradient`.
       sides: the pair and the side of each scored token.
       ref_logp_RM: float32, log-probabilities under the reference.
-      temperature: float32 scalar, the sampling temperature.
       weight: float32 scalar, the weight of each pair.
-      allowed_ZV: the tokens that the grammar of each role allows; None: all.
       beta: inverse temperature of the loss.
-      layout: the sharding of each parameter, see `gradients.gradient`.
-      total: the gradient to which this one is added; its buffers are donated.
     """
 
     def weighted_loss(logp_RM: Array) -> tuple[Array, Array]:

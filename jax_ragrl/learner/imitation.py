@@ -1,11 +1,8 @@
 """Supervised fine-tuning on examples of a prompt and a target.
 
-Two entry points:
-  `imitate` treats demonstrations as policy gradients with advantage 1, on the policy, the packing
-    and the step of reinforcement learning. `ragrl warmup sft` uses it (`warmstart.finetune`,
-    `warmstart.demos`).
-  `sft_step` is a plain train step on rows packed in order, in which prompts may have a weight too.
-    `ragrl warmup tiny` uses it (`warmstart.warmup`).
+`imitate` treats demonstrations as policy gradients with advantage 1, on the policy, the packing and
+the step of reinforcement learning (`ragrl warmup sft`). `sft_step` is a plain train step on rows
+packed in order, in which prompts may have a weight too (`ragrl warmup tiny`).
 """
 
 from __future__ import annotations
@@ -45,14 +42,7 @@ class Example(NamedTuple):
 def example(
     tokenizer: ChatTokenizer, messages: Sequence[Message], target: str, role: str
 ) -> Example:
-    """Encodes a conversation and the reply to learn.
-
-    Args:
-      tokenizer: the tokenizer of the policy.
-      messages: the conversation so far.
-      target: text of the reply; a stop token is appended.
-      role: name of the role that writes it.
-    """
+    """Encodes a conversation and the reply to learn, to which a stop token is appended."""
     return Example(tuple(tokenizer.chat(messages)), action_ids(tokenizer, target, True), role)
 
 
@@ -82,12 +72,7 @@ def pack(
     Returns:
       The batch, and the examples that did not fit, for the next batch.
     """
-    batch = PackedRows(
-        np.zeros((rows, length), np.int32),
-        np.zeros((rows, length), np.int32),
-        np.zeros((rows, length), np.int32),
-        np.zeros((rows, length), np.float32),
-    )
+    batch = PackedRows(*(np.zeros((rows, length), t) for t in (*[np.int32] * 3, np.float32)))
     lengths, count, rest = [0] * rows, [0] * rows, []
     for example in examples:
         size = len(example.prompt) + len(example.target)
@@ -200,9 +185,7 @@ def check_one_step_per_batch(optimizer: Optimizer) -> None:
 def imitate(policy: Policy, examples: Sequence[Example]) -> tuple[Policy, dict[str, float]]:
     """Takes one optimizer step on the mean cross-entropy of the target tokens, at temperature 1.
 
-    Args:
-      policy: the policy; the buffers of its trained state are donated.
-      examples: demonstrations; an example longer than the longest row is left out.
+    The buffers of the trained state are donated. An example longer than a row is left out.
 
     Returns:
       The policy, and the metrics `loss`, `grad_norm`, `entropy`, `tokens` and `skipped`.

@@ -1,8 +1,7 @@
 """The training objective as a table of choices: which losses are minimized, not how.
 
-Every field is a choice in which the papers differ. `gradients.py` and `targets.py` read them.
-`GRPO`, `PPO` and plain policy gradients are combinations of these fields, see `configs/`. The
-policy loss and the comparison of a group are functions: of the package, or your own.
+`gradients.py` and `targets.py` read its fields. `GRPO`, `PPO` and plain policy gradients are
+combinations of them, see `configs/`.
 """
 
 from __future__ import annotations
@@ -214,7 +213,7 @@ class Objective:
 
 
 def _check_loss(o: Objective) -> None:
-    """Raises `UserError` if the loss fails, or is not finite, on three tokens and on padding."""
+    """Refuses a loss that fails, or is not finite, on three tokens and on padding."""
     arrays = dict.fromkeys(policy.INPUTS, np.ones(4, np.float32)) | {
         "logp": np.array([-0.1, -1.0, -3.0, np.nan], np.float32),
         "old_logp": np.array([-0.1, -1.5, -2.0, np.nan], np.float32),
@@ -242,7 +241,7 @@ def _check_loss(o: Objective) -> None:
 
 
 def _check_rule(o: Objective) -> None:
-    """Raises `UserError` if the group rule fails, or has no advantage for each of some rewards."""
+    """Refuses a group rule that fails, or has no advantage for each of some rewards."""
     assert o.group_rule is not None
     for rewards in ([1.0, 0.0, 0.5], [1.0, 1.0]):  # a division by the deviation is 0 / 0
         try:

@@ -249,16 +249,11 @@ def turns_of(
 def carry_credit(
     turns: Sequence[Turn], forest: Forest, credit_N: np.ndarray, longest: int
 ) -> list[Turn]:
-    """Returns the turns with the credit of the nodes that are not trained.
+    """Returns the turns of `turns_of` with the credit of the nodes that are not trained.
 
     For the immediate rewards of a conversation (`Recipe.turn_credit`): the reward of a turn that is
-    left out, such as one whose prompt was too long, goes to the nearest ancestor that is trained.
-
-    Args:
-      turns: the turns of a forest, see `turns_of`.
-      forest: the rollouts.
-      credit_N: float32, the credit of each node.
-      longest: the tokens of the longest row; a longer turn is not trained.
+    left out, such as one whose prompt exceeds a row of `longest` tokens, goes to the nearest
+    ancestor that is trained.
     """
     nodes = {t.node for t in turns if len(t.prompt) + len(t.ids) <= longest}
     more: dict[int, float] = collections.defaultdict(float)
@@ -275,12 +270,11 @@ def _previous(turn: Turn, turns: Mapping[int, Turn], parent_N: np.ndarray) -> in
     """Returns the nearest ancestor whose context the prompt begins with; -1 if there is none."""
     node = int(parent_N[turn.node])
     while node >= 0:
-        if node in turns:
-            context = turns[node].context()
-            if turn.prompt[: len(context)] == context:
-                return node
+        context = turns[node].context() if node in turns else None
+        if context is not None and turn.prompt[: len(context)] == context:
+            break
         node = int(parent_N[node])
-    return -1
+    return node
 
 
 def group_turns(turns: Sequence[Turn], layout: Layout) -> list[Group]:
@@ -303,7 +297,7 @@ def group_turns(turns: Sequence[Turn], layout: Layout) -> list[Group]:
 
 
 def _cut_family(family: list[Turn], longest: int) -> list[Group]:
-    """Cuts a family greedily, in the order of its contexts, into groups that fit into a row."""
+    """Cuts a family greedily, in the order of its contexts, into groups that fit a row."""
     groups: list[Group] = []
     last: tuple[int, ...] = ()
     for turn in sorted(family, key=Turn.context):
@@ -390,10 +384,8 @@ def lay_out(
     for group in sorted(groups, key=lambda g: max(g.tokens, g.scored_tokens()), reverse=True):
         row = open_rows.find(group.tokens, group.scored_tokens(), group.role)
         if row is None:
-            row, length = (
-                len(open_rows.rows),
-                layout.length(max(group.tokens, group.scored_tokens())),
-            )
+            row = len(open_rows.rows)
+            length = layout.length(max(group.tokens, group.scored_tokens()))
             starts.append(row)
             open_rows.open(length, layout.count(length, devices))
         open_rows.put(group, row)
