@@ -15,13 +15,8 @@ def keep_best(workdir: pathlib.Path, step: int, score: float, policies: Policies
     """Saves the parameters of the policies if their score is the best one of the run so far.
 
     Optimizer states, critics and references are not kept: a run that starts from these policies
-    (`start_from`) is a new run.
-
-    Args:
-      workdir: the folder of the run.
-      step: the number of finished updates.
-      score: the mean score on dev questions; nan is never the best.
-      policies: the policies after the step.
+    (`start_from`) is a new run. `score` is the mean on dev questions after `step` updates; nan is
+    never the best.
     """
     with contextlib.closing(Checkpoints(workdir, BEST, keep=1)) as checkpoints:
         before = checkpoints.latest()

@@ -9,99 +9,66 @@ from typing import Any
 SCORE, STANDARD_ERROR = "eval/accuracy", "eval/standard_error"
 
 
-class Scores(list[dict[str, Any]]):
-    """The scores of the rows that have one, with their errors, and the tokens of all rows.
+class Scores:
+    """The scores on dev questions and the tokens of a run, from its rows of `metrics.jsonl`.
 
-    The rows of a long run hold a hundred numbers per step, which would grow without end.
+    A function of the log alone, so that a resumed run ends at the same step. An evaluation without
+    a score (null or nan) is left out: it says nothing about the policies.
 
     Attributes:
       policy_tokens: the tokens of all actions of the run so far.
+      without_gain: the number of evaluations since the one with the best score.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]]):
-        super().__init__()
-        self.policy_tokens = 0.0
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
+        self.policy_tokens, self.without_gain = 0.0, 0
+        self._best, self._error = -math.inf, math.nan
         for row in rows:
-            self.append(row)
+            self.add(row)
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Appends the score of a row, if the row has one, and counts its tokens."""
-        self.policy_tokens += tokens_of(row)
-        if row.get(SCORE) is not None:
-            super().append({key: row.get(key) for key in (SCORE, STANDARD_ERROR)})
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Adds a row."""
+        self.policy_tokens += row.get("policy_tokens") or 0
+        score, error = _score_of(row)
+        # An equal score is not a gain, so that the best checkpoint is the first one with its score.
+        if score > self._best:
+            self._best, self._error, self.without_gain = score, error, 0
+        elif math.isfinite(score):
+            self.without_gain += 1
 
+    def drop(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Returns how far a score is below the best one, in standard errors: `eval/drop`.
 
-def tokens_of(row: Mapping[str, Any]) -> float:
-    """Returns the tokens of all actions of a step; 0 for rows without rollouts."""
-    return float(row.get("policy_tokens") or 0)
+        Both evaluations have the same questions, so that their difference is less noisy than this
+        number takes it to be.
+        """
+        score, own_error = _score_of(metrics)
+        error = math.hypot(self._error, own_error)
+        number = (self._best - score) / error if error else math.nan
+        # All questions right, or all wrong, in both evaluations say nothing of their noise.
+        return {"eval/drop": number} if math.isfinite(number) else {}
 
+    def is_spent(self, budget: int, metrics: Mapping[str, Any]) -> bool:
+        """Whether the rows and the metrics of a further step reach `run.token_budget`; 0: none."""
+        return 0 < budget <= self.policy_tokens + (metrics.get("policy_tokens") or 0)
 
-def is_spent(rows: Scores, metrics: Mapping[str, Any], budget: int) -> bool:
-    """Whether a run has spent its tokens.
+    def reason_to_end(self, patience: int, budget: int = 0) -> str:
+        """Returns why a run ends before its last step; empty if it continues.
 
-    Args:
-      rows: the steps before.
-      metrics: the metrics of the newest step, which is not among them; empty: no further step.
-      budget: the tokens of all actions of the run (`run.token_budget`); 0: no budget.
-    """
-    return 0 < budget <= rows.policy_tokens + tokens_of(metrics)
-
-
-def evaluations_without_gain(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Returns the number of evaluations since the one with the best score.
-
-    Args:
-      rows: the rows of `metrics.jsonl`, or their `Scores`, in order. An evaluation without a score
-        (null or nan) is left out: it says nothing about the policies.
-    """
-    # An equal score is not a gain, so that the best checkpoint is the first one with its score.
-    best, count = -math.inf, 0
-    for score in (row.get(SCORE) for row in rows):
-        if score is not None and math.isfinite(score):
-            count = 0 if score > best else count + 1
-            best = max(best, score)
-    return count
-
-
-def drop(rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns how far the score is below the best one so far, in standard errors: `eval/drop`.
-
-    Both evaluations have the same questions, so that their difference is less noisy than this
-    number takes it to be.
-
-    Args:
-      rows: the rows of `metrics.jsonl` before, or their `Scores`.
-      metrics: the score and its standard error.
-    """
-    scored = [row for row in rows if _has_error(row)]
-    if not scored or not _has_error(metrics):
-        return {}
-    best = max(scored, key=lambda row: row[SCORE])
-    error = math.hypot(best[STANDARD_ERROR], metrics[STANDARD_ERROR])
-    # All questions right, or all wrong, in both evaluations: the scores say nothing of their noise.
-    return {"eval/drop": (best[SCORE] - metrics[SCORE]) / error} if error else {}
+        Args:
+          patience: evaluations without a better score after which it ends; 0: it never does.
+          budget: see `is_spent`.
+        """
+        if self.is_spent(budget, {}):
+            return f"the run has spent its {budget} tokens (run.token_budget)"
+        if not patience or self.without_gain < patience:
+            return ""
+        return (
+            f"early stop: {patience} evaluations (run.patience) without a better score on dev "
+            "questions; RUN@best has the best policies"
+        )
 
 
-def _has_error(row: Mapping[str, Any]) -> bool:
-    values = row.get(SCORE), row.get(STANDARD_ERROR)
-    return all(value is not None and math.isfinite(value) for value in values)
-
-
-def reason_to_end(rows: Scores, patience: int, budget: int = 0) -> str:
-    """Returns why a run ends before its last step; empty if it continues.
-
-    A function of the log alone, so that a resumed run ends at the same step.
-
-    Args:
-      rows: the rows of `metrics.jsonl` so far.
-      patience: evaluations without a better score after which the run ends; 0: it never does.
-      budget: see `is_spent`.
-    """
-    if is_spent(rows, {}, budget):
-        return f"the run has spent its {budget} tokens (run.token_budget)"
-    if not patience or evaluations_without_gain(rows) < patience:
-        return ""
-    return (
-        f"early stop: {patience} evaluations (run.patience) without a better score on dev "
-        "questions; RUN@best has the best policies"
-    )
+def _score_of(row: Mapping[str, Any]) -> tuple[float, float]:
+    score, error = (row.get(name) for name in (SCORE, STANDARD_ERROR))
+    return math.nan if score is None else score, math.nan if error is None else error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -48,11 +48,7 @@ class ProgramCounter:
         self._count, self._steps, self._is_evaluated = compiled_programs(), 0, False
 
     def metrics(self, *, has_evaluation: bool) -> dict[str, float]:
-        """Returns the programs since the last call, and those that are unexpected.
-
-        Args:
-          has_evaluation: whether an evaluation is part of the step.
-        """
+        """Returns the programs since the last call, and those that are unexpected."""
         before, self._count, self._steps = self._count, compiled_programs(), self._steps + 1
         is_first = self._steps <= FIRST_STEPS or (has_evaluation and not self._is_evaluated)
         self._is_evaluated |= has_evaluation
@@ -61,10 +57,10 @@ class ProgramCounter:
 
 
 class Log:
-    """Writes the metrics of each step: a line, a JSON row, TensorBoard, Weights & Biases if named.
+    """Writes the metrics of each step: a line, a JSON row, TensorBoard, and trackers if named.
 
-    It also writes trees for the report. A killed run may have written steps after its last
-    checkpoint. `Log` removes them first, so that the files of a resumed run hold each step once.
+    Only the first process writes. A killed run may have written steps and trees after its last
+    checkpoint. They are removed first, so that the files of a resumed run hold each step once.
     """
 
     # A name that ends with "/" stands for all metrics that begin with it, see `matching_keys`.
@@ -87,24 +83,22 @@ class Log:
         steps: int,
         projects: Mapping[str, str] = MappingProxyType({}),
     ):
-        """Opens the log.
-
-        Args:
-          workdir: the folder of the run.
-          start: the number of completed steps.
-          steps: the number of steps of the whole run.
-          projects: see `Trackers`.
-        """
+        """Opens the log of a run of `steps`, of which `start` are completed; see `Trackers`."""
+        self._stack = contextlib.ExitStack()
+        self._writes = is_process_zero()
+        if not self._writes:
+            return
         self._metrics, self._trees = workdir / METRICS, workdir / TREES
         for file in (self._metrics, self._trees):
             # A run that begins also writes step 0 again.
             drop_after_step(file, start or -1)
         # `purge_step` hides the steps of a killed run after its checkpoint.
-        self._board = tensorboardX.SummaryWriter(
+        board = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
         )
+        self._board = self._stack.enter_context(contextlib.closing(board))
         self._trackers = Trackers(projects, workdir)
-        self._stack = contextlib.ExitStack()
+        self._stack.callback(self._trackers.finish)
         self._bar = self._stack.enter_context(progress("train", "step", steps, initial=start))
         if start < steps:
             self.say(f"step {start + 1} compiles its programs first: it may take minutes")
@@ -120,6 +114,8 @@ class Log:
           trees: trees for the report (`rollout.trace.trees`); None: no trees for this step.
         """
         row = metrics_row(step, metrics)
+        if not self._writes:
+            return row
         append_row(self._metrics, row)
         if trees is not None:
             append_row(self._trees, {"step": step, "trees": trees})
@@ -136,24 +132,19 @@ class Log:
 
     def say(self, text: str) -> None:
         """Prints a line above the progress bar."""
-        tqdm.write(text)
+        if self._writes:
+            tqdm.write(text)
 
     def close(self) -> None:
         """Closes the files."""
         self._stack.close()
-        self._board.close()
-        self._trackers.finish()
 
 
 def metrics_row(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the row of `metrics.jsonl` of a step.
+    """Returns the row of `metrics.jsonl` of a step, the number of completed steps.
 
-    Decisions about a run (`early_stop`, `guarding`) read rows, not metrics: a resumed run has the
+    Decisions about a run (`early_stop`, `warden`) read rows, not metrics: a resumed run has the
     rows of the file only, and has to decide as the run before did.
-
-    Args:
-      step: the number of completed steps.
-      metrics: the metrics of the step.
     """
     return {"step": step, **{k: round(float(v), 6) for k, v in sorted(metrics.items())}}
 
@@ -161,19 +152,6 @@ def metrics_row(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of `metrics.jsonl` of a run, equal on all processes; a collective."""
     return on_process_zero(lambda: list(read_rows(workdir / METRICS)))
-
-
-def missing_records(file: pathlib.Path, steps: Collection[int]) -> str:
-    """Returns the damage if a log lacks records of finished steps; otherwise an empty text.
-
-    Args:
-      file: the log, `METRICS` or `TREES` in the folder of a run.
-      steps: the steps of which the run wrote a record.
-    """
-    missing = set(steps) - {row.get("step") for row in read_rows(file)}
-    if not missing:
-        return ""
-    return f"{file} is damaged: it lacks the records of {len(missing)} of {len(steps)} steps"
 
 
 def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
@@ -194,31 +172,3 @@ def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[st
 def format_number(value: float) -> str:
     """Formats a number with three decimals, or with none from 100 upwards."""
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
-
-
-class NoOpLog:
-    """The log of all processes but the first: it writes nothing."""
-
-    def write(self, step: int, metrics: dict[str, float], _: Any) -> dict[str, Any]:
-        """Writes nothing; returns the row of the step."""
-        return metrics_row(step, metrics)
-
-    def say(self, *_: Any) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-def open_log(
-    workdir: pathlib.Path, start: int, steps: int, projects: Mapping[str, str]
-) -> Log | NoOpLog:
-    """Opens the log of a run; only the first process writes.
-
-    Args:
-      workdir: the folder of the run.
-      start: the number of completed steps.
-      steps: the number of steps of the whole run.
-      projects: see `Trackers`.
-    """
-    return Log(workdir, start, steps, projects) if is_process_zero() else NoOpLog()

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import pathlib
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from jax_ragrl.learner.policies import Policies
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.learner.throughput import speed
 from jax_ragrl.rollout.trace import trees
-from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.claims import claim_data, version_changes
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.guards import RunMonitor, is_comparable
@@ -26,26 +24,22 @@ from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.parts import Components
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
+from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.text.metrics import training_metric
 from jax_ragrl.training.best import forget_best, keep_best
-from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
+from jax_ragrl.training.early_stop import Scores
 from jax_ragrl.training.log import (
     METRICS,
     TREES,
     Clock,
+    Log,
     ProgramCounter,
     metrics_row,
-    missing_records,
-    open_log,
     read_metrics,
 )
-from jax_ragrl.training.rollout_metrics import (
-    describe_rollout,
-    expert_fractions,
-    server_metrics,
-)
+from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions, server_metrics
 from jax_ragrl.training.rollouts import Rollouts
 from jax_ragrl.training.setup import (
     acting_environment,
@@ -88,7 +82,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         start, policies, entries = start_or_resume(job, parts, checkpoints, workdir)
         on_process_zero(lambda: check_records(job, workdir, start))
         take_counts()  # what servers did before the run is no metric of its first step
-        log = open_log(workdir, start, run.steps, run.projects)
+        log = Log(workdir, start, run.steps, run.projects)
         files.enter_context(contextlib.closing(log))
         rows = read_metrics(workdir)
         updates = {name: updates_of(job, name) for name in policies}
@@ -105,26 +99,26 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         elif run.eval_before_training and (
             metrics := dev_metrics(job, parts, policies, monitor, workdir, 0)
         ):
-            scores.append(log.write(0, metrics, None))
+            scores.add(log.write(0, metrics, None))
         for step in range(start, run.steps):
-            if reason := reason_to_end(scores, run.patience, run.token_budget):
+            if reason := scores.reason_to_end(run.patience, run.token_budget):
                 log.say(reason)
                 break
             policies = warden.at_rate(enter_phase(job, policies, step, first=step == start), step)
             policies, metrics, step_trees = take_step(
                 job, parts, policies, rollouts, step, monitor, warden
             )
-            last = step + 1 == run.steps or is_spent(scores, metrics, run.token_budget)
+            last = step + 1 == run.steps or scores.is_spent(run.token_budget, metrics)
             if is_evaluated := (step + 1) % run.eval_every == 0 or last:
                 rollouts.wait()  # an evaluation calls the same models
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
-                metrics |= drop(scores, metrics)
+                metrics |= scores.drop(metrics)
                 warden.judge(metrics_row(step + 1, metrics))
                 metrics |= warden.metrics()
             metrics |= server_metrics() | programs.metrics(has_evaluation=is_evaluated) | changes
-            scores.append(log.write(step + 1, metrics, step_trees))
+            scores.add(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
-            last = last or bool(reason_to_end(scores, run.patience))
+            last = last or bool(scores.reason_to_end(run.patience))
             warden.check_stop()
             monitor.check_metrics(metrics, last=last)
             stop = notice.reached(step + 1)
@@ -147,14 +141,7 @@ def take_step(
 ) -> tuple[Policies, dict[str, float], list[dict[str, Any]] | None]:
     """Takes the step of `training.step`, and measures and guards it.
 
-    Args:
-      job: the run's config.
-      parts: retriever, language models and tokenizer.
-      policies: the policies before the step; their buffers are donated.
-      rollouts: makes the rollouts.
-      step: the step, from 0.
-      monitor: stops the run if the environment fails.
-      warden: acts on the policies if an indicator is beyond its threshold.
+    The buffers of the policies are donated; the monitor stops the run if the environment fails.
 
     Returns:
       The policies after the step, its metrics without an evaluation, and the trees of its log;
@@ -176,7 +163,10 @@ def take_step(
     clock.lap("time/train_s")
     # 3. Describe the step.
     roles = method.roles(step)
-    metrics |= rollout_metrics(job, forest, credit_N, roles) | rollout.metrics(clock.laps)
+    recipe, metric = job.recipe, training_metric(job.recipe.metric)
+    metrics |= describe_rollout(forest, credit_N, recipe.reward_terms, job.prices, metric)
+    metrics |= expert_fractions(forest, recipe.expander(frozenset(roles)), roles)
+    metrics |= rollout.metrics(clock.laps)
     tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
     # 4. Act on indicators of a collapse.
@@ -186,7 +176,7 @@ def take_step(
     metrics |= warden.metrics()
     if step % job.run.save_trees_every != 0 and step + 1 != job.run.steps:
         return policies, metrics, None
-    choosers = [name for name, role in job.recipe.system.roles.items() if role.chooses]
+    choosers = [name for name, role in recipe.system.roles.items() if role.chooses]
     count, tokenizer = job.run.trees_per_save, parts.tokenizer
     shown = trees(forest, credit_N, count, choosers=choosers, tokenizer=tokenizer)
     return policies, metrics, shown
@@ -207,12 +197,7 @@ def start_or_resume(
 
 
 def make_rollouts(job: Job, parts: Components) -> Rollouts:
-    """Returns the rollouts of a run from its first step on.
-
-    Args:
-      job: the run's config.
-      parts: the components, without initial policies.
-    """
+    """Returns the rollouts of a run from its first step on."""
     return Rollouts(
         method=method_of(job),
         data=question_batches(parts.questions["train"], job.run.questions_per_step, job.seed),
@@ -220,27 +205,6 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
         staleness=job.run.staleness,
         act=functools.partial(acting_environment, job, parts),
     )
-
-
-def rollout_metrics(
-    job: Job, forest: Forest, credit_N: np.ndarray, roles: Sequence[str]
-) -> dict[str, float]:
-    """Returns the metrics of the rollouts of a step.
-
-    Args:
-      job: the run's config.
-      forest: the rollouts.
-      credit_N: the credit of each node, NaN if it is undefined.
-      roles: the roles that the step trains.
-    """
-    metrics = describe_rollout(
-        forest,
-        credit_N,
-        job.recipe.reward_terms,
-        job.prices,
-        training_metric(job.recipe.metric),
-    )
-    return metrics | expert_fractions(forest, job.recipe.expander(frozenset(roles)), roles)
 
 
 def dev_metrics(
@@ -253,17 +217,9 @@ def dev_metrics(
 ) -> dict[str, float]:
     """Evaluates the policies on the first dev questions; keeps predictions and the best policies.
 
-    Args:
-      job: the run's config.
-      parts: components, with the dev questions; without any there are no metrics.
-      policies: the policies.
-      monitor: receives the score.
-      workdir: the folder of the run.
-      step: the number of completed steps.
-
     Returns:
       Accuracy unless too few questions could be scored (see `is_comparable`), the fraction of each
-      strategy, and the number of failed questions if any failed.
+      strategy, and the number of failed questions if any failed; nothing without dev questions.
     """
     questions = parts.questions["dev"][: job.run.dev_questions]
     if not questions:
@@ -286,15 +242,10 @@ def dev_metrics(
 
 
 def check_records(job: Job, workdir: pathlib.Path, start: int) -> None:
-    """Warns of lost records of finished steps; a lost row that decides about the run is an error.
-
-    Args:
-      job: the run's config.
-      workdir: the folder of the run.
-      start: the number of finished steps.
+    """Warns of lost records of finished steps.
 
     Raises:
-      UserError: the guard, `run.patience` or `run.token_budget` reads the rows.
+      UserError: a row is lost that the guard, `run.patience` or `run.token_budget` reads.
     """
     settings = {
         "run.patience": job.run.patience,
@@ -303,14 +254,17 @@ def check_records(job: Job, workdir: pathlib.Path, start: int) -> None:
     }
     reader = next((name for name, value in settings.items() if value), "")
     for name, every in ((METRICS, 1), (TREES, job.run.save_trees_every)):
-        text = missing_records(workdir / name, range(1, start + 1, every))
-        if text and name == METRICS and reader:
+        file, steps = workdir / name, range(1, start + 1, every)
+        missing = set(steps) - {row.get("step") for row in read_rows(file)}
+        if not missing:
+            continue
+        text = f"{file} is damaged: it lacks the records of {len(missing)} of {len(steps)} steps"
+        if name == METRICS and reader:
             raise UserError(
                 f"{text}, and {reader} would decide otherwise without them: restore the file from "
                 "a backup, or start a new run from the policies: ragrl train --from "
                 f"{workdir} --workdir=NEW"
             )
-        if text:
-            warnings.warn(
-                f"{text}, and so will the report; the policies are not affected", stacklevel=2
-            )
+        warnings.warn(
+            f"{text}, and so will the report; the policies are not affected", stacklevel=2
+        )

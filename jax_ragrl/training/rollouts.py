@@ -50,8 +50,7 @@ class Rollout(NamedTuple):
     def metrics(self, laps: Mapping[str, float]) -> dict[str, float]:
         """Returns the staleness, the seconds of the step and of its rollouts by cause.
 
-        Args:
-          laps: seconds of the step by metric; `time/rollout_s` has the credit alone.
+        `laps` are seconds of the step by metric; `time/rollout_s` has the credit alone.
         """
         waits = {f"time/wait_{cause}_s": x for cause, x in self.seconds.items()}
         wait_s = laps["time/wait_rollout_s"] + self.early_wait
@@ -109,11 +108,9 @@ class Rollouts:
         self._pool = ThreadPoolExecutor(1, "rollout")
 
     def take(self, policies: Policies, step: int) -> Rollout:
-        """Returns the rollouts of a step, which are in flight or begin now (a collective).
+        """Returns the rollouts of a step, from 0, in flight or beginning now (a collective).
 
-        Args:
-          policies: the policies before the step.
-          step: the step, from 0.
+        `policies` are those before the step.
         """
         self._finish()
         in_flight, self._in_flight = self._in_flight, None
@@ -133,9 +130,7 @@ class Rollouts:
     def begin(self, policies: Policies, step: int) -> None:
         """Begins the rollouts of a step in the worker thread, if they may be stale.
 
-        Args:
-          policies: the policies before the step before, which an update may then donate.
-          step: the step, from 0.
+        `policies` are those before the step before, which an update may then donate.
         """
         # The first rollouts of a phase have its roles and come from the policies that it begins
         # with, which are its references.
@@ -212,12 +207,7 @@ class Rollouts:
         return entries
 
     def restore(self, entries: Mapping[str, Any], step: int) -> None:
-        """Continues with the rollouts of a checkpoint.
-
-        Args:
-          entries: the entries that `state` returned; older checkpoints have no forest.
-          step: the number of completed steps.
-        """
+        """Continues after `step` completed steps with the entries that `state` returned."""
         self.data.set_state(entries["data"])
         if "forest" not in entries:
             return

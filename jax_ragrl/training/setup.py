@@ -44,10 +44,7 @@ def prepare_policies(
 ) -> Policies:
     """Builds the policies of a run as they are before the first update.
 
-    Args:
-      job: the run's config.
-      decoders: by policy, the initial weights; they remain unchanged.
-      tokenizer: the tokenizer, for the grammars of roles.
+    `decoders` are the initial weights by policy, which remain unchanged.
     """
     policies = {}
     grammars = role_grammars(job.recipe.system.roles.values(), tokenizer)
@@ -76,17 +73,11 @@ def updates_of(job: Job, policy: str) -> int:
 
 
 def enter_phase(job: Job, policies: Policies, step: int, *, first: bool) -> Policies:
-    """Applies the settings of a step's phase to the policies.
+    """Applies the settings of a step's phase to the policies before the step.
 
     At the first step of a phase the policies get its learning rate and KL coefficient, and their
-    references become copies of them.
-
-    Args:
-      job: the run's config.
-      policies: the policies before the step.
-      step: the step, from 0.
-      first: whether this is the first step of this process: the learning rate is not part of a
-        checkpoint and must be set again.
+    references become copies of them. At the `first` step of a process the rate is set too, because
+    it is not part of a checkpoint.
     """
     begins, phase = job.schedule.begins_phase(step), job.schedule.phase(step)
     if begins:
@@ -107,10 +98,7 @@ def enter_phase(job: Job, policies: Policies, step: int, *, first: bool) -> Poli
 def allowed_tokens(job: Job, tokenizer: ChatTokenizer, size: int) -> np.ndarray | None:
     """Returns the tokens that the grammar of each role allows, bool `[Z, V]`; None: all.
 
-    Args:
-      job: the run's config.
-      tokenizer: the tokenizer.
-      size: vocabulary size of the model, which may exceed the tokenizer's.
+    `size` is the vocabulary of the model, which may exceed the tokenizer's.
     """
     patterns = [role.allowed_token_regex for role in job.recipe.system.roles.values()]
     if not any(patterns):
@@ -128,10 +116,8 @@ def trained_state(policies: Policies) -> dict[str, PolicyState]:
 def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[str, SplitModel]:
     """Returns the policies for a sampler, see `for_sampling`.
 
-    Args:
-      policies: the policies.
-      outlive_update: whether the models can be used after the next update too. It donates the
-        trained arrays, so all of them are copied.
+    With `outlive_update` the models can be used after the next update too: it donates the trained
+    arrays, so all of them are copied.
     """
     decoders = {name: trained_decoder(policy) for name, policy in policies.items()}
     params = jax.tree.leaves([policy.state.policy.params for policy in policies.values()])
@@ -141,13 +127,6 @@ def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[s
 def acting_environment(
     job: Job, parts: Components, policies: Policies, outlive_update: bool = False
 ) -> Environment:
-    """Builds the environment of a rollout of the current policies.
-
-    Args:
-      job: the run's config.
-      parts: retriever, language models and tokenizer.
-      policies: the policies.
-      outlive_update: see `acting_models`.
-    """
+    """Builds the environment of a rollout of the current policies, see `acting_models`."""
     models = acting_models(policies, outlive_update=outlive_update)
     return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes))

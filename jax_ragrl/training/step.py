@@ -118,10 +118,7 @@ def collect_shard(
 def gather(method: Method, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
     """Returns the rollouts of all processes with their rewards (a collective).
 
-    Args:
-      method: has the reward.
-      questions: the questions of the step.
-      shard: returns the rollouts of this process, see `collect_shard`.
+    `shard` returns the rollouts of this process, see `collect_shard`.
     """
     forest = merge_shards(questions, all_gather_object(shard), method.recipe.rollouts)
     return forest._replace(reward_N=rewards_of(method.recipe.reward, forest))
@@ -130,13 +127,7 @@ def gather(method: Method, questions: Sequence[Question], shard: Callable[[], Fo
 def turns_to_train(method: Method, forest: Forest) -> tuple[list[Turn], np.ndarray]:
     """Returns the turns to train with their credit, and the credit of all nodes.
 
-    Args:
-      method: has the credit.
-      forest: the rollouts with their rewards.
-
-    Returns:
-      The turns, and the credit as float32 `[N]`; nan where it is undefined, because no leaf is
-      reachable.
+    The latter is float32 `[N]`; nan where it is undefined, because no leaf is reachable.
     """
     credit_N, weight_N = method.credit(forest, forest.reward_N)
     turns = turns_of(forest, credit_N, weight_N, include_forced=method.train_forced)
@@ -156,9 +147,6 @@ def learn(
       forest: the rollouts.
       turns: its turns with their credit.
       step: the step, from 0; part of the seed of minibatches.
-
-    Returns:
-      The updated policies, and metrics.
     """
     rng, roles = random.Random(f"{method.seed} {step}"), method.roles(step)
     if method.preference is not None:

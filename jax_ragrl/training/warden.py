@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import pathlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import BEST
 from jax_ragrl.learner.policies import Policies, with_rate
 from jax_ragrl.learner.state import Policy
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import Forest, Record
 from jax_ragrl.run.checkpoint_name import has_checkpoints
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.indicators import (
-    STOP,
-    UNDO,
-    History,
-    Incident,
-    may_save,
-)
+from jax_ragrl.run.indicators import STOP, UNDO, History, Incident, may_save
 from jax_ragrl.runtime.host_copies import copy_to_devices, copy_to_host
-from jax_ragrl.runtime.multihost import on_process_zero
-from jax_ragrl.training.incidents import write_incidents
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero
 
 
 class Warden:
@@ -76,12 +72,7 @@ class Warden:
         return may_save(self._job.guard.limits, self._history)
 
     def at_rate(self, policies: Policies, step: int) -> Policies:
-        """Returns the policies with the lowered learning rate, if an incident has lowered it.
-
-        Args:
-          policies: the policies.
-          step: the step, from 0.
-        """
+        """Returns the policies with the rate as incidents have lowered it; `step` is from 0."""
         job, factor = self._job, self._history.rate_factor
         if factor == 1.0:
             return policies
@@ -114,9 +105,6 @@ class Warden:
           spare: the policies before it in host memory, see `spare`.
           row: the row of the step, before its evaluation.
           forest: the rollouts of the step.
-
-        Returns:
-          The policies for the next step.
         """
         self._begin(row["step"])
         self._forest = forest
@@ -130,11 +118,7 @@ class Warden:
         return policies
 
     def judge(self, row: Mapping[str, Any]) -> None:
-        """Observes the evaluation of a step after `act`.
-
-        Args:
-          row: the row of the step with its evaluation.
-        """
+        """Observes the evaluation of a step after `act`; `row` has both."""
         self._report(self._observe(_parts(row)[1]), row)
 
     def _report(self, incidents: Sequence[Incident], row: Mapping[str, Any]) -> set[str]:
@@ -188,3 +172,57 @@ def _parts(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _trained(policy: Policy) -> dict[str, Any]:
     """Returns the parameters and optimizer states, which an update donates."""
     return {"policy": policy.state.policy, "critic": policy.state.critic}
+
+
+def write_incidents(
+    workdir: pathlib.Path, incidents: Sequence[Incident], row: Mapping[str, Any], forest: Forest
+) -> None:
+    """Writes `incidents/step-<step>.json`: the incidents of a step, its metrics and its batch.
+
+    A resumed run that repeats the step writes the same file again.
+    """
+    if not is_process_zero():
+        return
+    # One file per step: an unattended run may have many incidents, of which the first one matters.
+    file = workdir / "incidents" / f"step-{incidents[0].step}.json"
+    file.parent.mkdir(exist_ok=True)
+    batch = list(questions_of(forest))
+    value = {"incidents": [x._asdict() for x in incidents], "metrics": row, "questions": batch}
+    write_json(file, value)
+
+
+def questions_of(forest: Forest) -> Iterator[dict[str, Any]]:
+    """Yields each question of a batch with a summary of its rollouts."""
+    failures = dict(zip(forest.failed_questions, forest.failures, strict=True))
+
+    def action(record: Record) -> dict[str, Any]:
+        assert record.action is not None, "all records but leaves have one"
+        logps = record.action.logps
+        return {
+            "role": record.role,
+            "path": list(record.path),
+            "text": record.action.text,
+            "error": record.parse_error,
+            "multiplicity": record.multiplicity,
+            "logp_per_token": float(np.mean(logps)) if logps else None,
+        }
+
+    for number, question in enumerate(forest.questions):
+        nodes = np.flatnonzero(forest.question_N == number).tolist()
+        leaves = [n for n in nodes if forest.leaf_N[n]]
+        yield {
+            "id": question.id,
+            "question": question.text,
+            "answers": list(question.answers),
+            "failure": failures.get(number, ""),
+            "rollouts": [
+                {
+                    "reward": float(forest.reward_N[n]),
+                    "answer": forest.records[n].answer,
+                    "finish_reason": forest.records[n].finish_reason,
+                    "calls": len(forest.records[n].calls),
+                }
+                for n in leaves
+            ],
+            "actions": [action(forest.records[n]) for n in nodes if n not in leaves],
+        }

@@ -24,8 +24,6 @@ from jax_ragrl.training.log import (
     ProgramCounter,
     format_number,
     matching_keys,
-    missing_records,
-    open_log,
 )
 from jax_ragrl.training.loop import check_records
 from jax_ragrl.training.rollout_metrics import (
@@ -294,19 +292,6 @@ def test_a_resumed_log_holds_each_step_once(tmp_path):
     assert json.loads(files[0].read_text().splitlines()[1])["reward/mean"] == 0.5
 
 
-def test_missing_records_of_finished_steps_are_counted(tmp_path):
-    """Every second step of four has trees; a torn line is a lost record, step 0 is not expected."""
-    file = tmp_path / "trees.jsonl"
-    file.write_text('{"step": 0}\n{"step": 1}\n{"step": 3}\n')
-    assert missing_records(file, range(1, 5, 2)) == ""
-    file.write_text('{"step": 1}\n{"st')
-    assert "trees.jsonl is damaged: it lacks the records of 1 of 2 steps" in missing_records(
-        file, range(1, 5, 2)
-    )
-    assert "1 of 1 steps" in missing_records(tmp_path / "missing.jsonl", [1])
-    assert missing_records(tmp_path / "missing.jsonl", []) == ""  # a run that begins
-
-
 def logging_job(guard=MappingProxyType({}), **run):
     """A job with the settings that its log reads."""
     settings = {"steps": 4, "save_trees_every": 1, "projects": {}, "patience": 0, "token_budget": 0}
@@ -314,13 +299,15 @@ def logging_job(guard=MappingProxyType({}), **run):
 
 
 def test_a_resumed_run_warns_of_missing_records(tmp_path):
-    """As of other damage: a warning becomes a line that begins with `ragrl: `."""
-    job = logging_job({"update_kl": Limit(0.03, "warn")})
-    (tmp_path / "trees.jsonl").write_text('{"step": 1}\n')
+    """Every second step has trees; a torn line is a lost record, step 0 is not expected."""
+    job = logging_job({"update_kl": Limit(0.03, "warn")}, save_trees_every=2)
+    check_records(job, tmp_path, 0)  # a run that begins
+    (tmp_path / "trees.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"step": 3}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
     with pytest.warns(UserWarning) as caught:
-        check_records(job, tmp_path, 1)
+        check_records(job, tmp_path, 4)
     (warning,) = caught
-    assert "metrics.jsonl is damaged: it lacks the records of 1 of 1" in str(warning.message)
+    assert "metrics.jsonl is damaged: it lacks the records of 1 of 4" in str(warning.message)
 
 
 @pytest.mark.parametrize(
@@ -347,12 +334,12 @@ def test_a_resumed_run_refuses_to_decide_without_its_records(tmp_path, run, guar
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
     monkeypatch.setattr("jax_ragrl.training.log.is_process_zero", lambda: False)
-    silent = open_log(tmp_path, 0, 1, {})
+    silent = Log(tmp_path, 0, 1, {})
     silent.write(1, {"reward/mean": 0.5}, None)
     silent.close()
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    open_log(tmp_path, 0, 1, {}).close()
+    Log(tmp_path, 0, 1, {}).close()
     assert list(tmp_path.iterdir()) != []
 
 

@@ -128,6 +128,6 @@ def test_a_tracker_works_without_a_network(key, tmp_path, monkeypatch):
     for step in (1, 2):
         trackers = Trackers({key: "mine"}, tmp_path)
         trackers.log(METRICS, step)
-        assert trackers.names == (key,)
+        assert trackers.running.keys() == {key}
         trackers.finish()
-        assert trackers.names == (key,)
+        assert trackers.running.keys() == {key}

@@ -14,7 +14,7 @@ from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.indicators import UNDOS
 from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop
-from jax_ragrl.training.incidents import questions_of
+from jax_ragrl.training.warden import questions_of
 from tests.rollout.tape import ANN, BOB, Tape, play
 from tests.training.test_best import moved, weights
 from tests.training.test_outage import ROLL_OUT, roll_out_nothing, small_run, small_values
