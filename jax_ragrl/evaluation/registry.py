@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.costs import FREE, Prices
@@ -40,7 +39,6 @@ class BuildContext(NamedTuple):
       style: `tiny` (prompts for the model that ships with the package) or `full`.
       top_k: passages per search.
       environment: has no sampler, because each system brings its own policies.
-      retriever: that of `environment`.
       train: labeled questions for `LEARNERS`; may be empty.
       overrides: of the recipe and shapes of a run, see `TableSettings`.
       predictions: the folder for the predictions of each system; None: they are not written.
@@ -51,7 +49,6 @@ class BuildContext(NamedTuple):
     style: str
     top_k: int
     environment: Environment
-    retriever: Retriever
     train: Sequence[Question]
     overrides: tuple[str, ...] = ()
     predictions: pathlib.Path | None = None
@@ -100,7 +97,7 @@ def _skr(context: BuildContext) -> SKR:
     """Fits SKR to the scores of direct answering and Standard RAG on the training questions."""
     if not context.train:
         raise UserError("skr_knn learns from labeled questions: give them with --train FILE")
-    if not isinstance(context.retriever, DenseRetriever):
+    if not isinstance(context.environment.retriever, DenseRetriever):
         raise UserError(
             "skr_knn compares the embeddings of questions: give the --index of an encoder, "
             "not --retriever"
@@ -109,7 +106,7 @@ def _skr(context: BuildContext) -> SKR:
         evaluate(SYSTEMS[name](context), context.train, context.environment).scores["cover_em"]
         for name in ("direct", "standard_rag")
     )
-    encoder = context.retriever.encoder
+    encoder = context.environment.retriever.encoder
     neighbors = fit_neighbors(encoder, context.train, direct_scores, rag_scores)
     return SKR(context.prompt_style("baselines"), context.top_k, neighbors)
 

@@ -54,10 +54,6 @@ def few_shots(demos: Sequence[Demo], count: int) -> dict[str, tuple[Message, ...
     """Returns the first demonstrations of each role, as turns of the user and the assistant.
 
     Only actions whose prompt is a single user turn serve as examples.
-
-    Args:
-      demos: the demonstrations.
-      count: the number per role.
     """
     shots: dict[str, tuple[Message, ...]] = {}
     for demo in demos:

@@ -113,25 +113,24 @@ def evaluate_suite(
     save_config(workdir / "table.json", _fixed_settings(settings, encoder), renew=not cells)
     # Before models are loaded, which takes long.
     for data in sets:
-        _check_questions(settings, data, cells)
-        _check_passages(settings, data, cells, workdir)
-        _check_train(settings, data, cells)
+        _check_inputs(settings, data, cells, workdir)
         _drop_outdated(workdir / "rows.jsonl", data, names, cells)
     open_set_retriever = _retriever_opener(settings, workdir, encoder)
     models = load_models(settings)
-    todo = [(data, name) for data in sets for name in names if (data.name, name) not in cells]
-    finished, open_set = len(sets) * len(names) - len(todo), None
-    with progress("evaluate", "cell", finished + len(todo), initial=finished) as bar:
-        for i, (data, name) in enumerate(todo):
-            bar.describe(f"{data.name} {name}")
-            if i == 0 or todo[i - 1][0] is not data:
-                open_set = _open_set(settings, data, models, open_set_retriever, workdir)
-            cells[data.name, name] = cell = _evaluate_cell(name, open_set, models)
-            append_row(workdir / "rows.jsonl", {"data": data.name, "system": name, **cell})
-            # Rewritten per cell, so that a table can be read while it grows.
-            page = markdown(names, [d.name for d in sets], cells)
-            (workdir / "table.md").write_text(page, encoding="utf-8")
-            bar.update(1)
+    finished = sum((data.name, name) in cells for data in sets for name in names)
+    with progress("evaluate", "cell", len(sets) * len(names), initial=finished) as bar:
+        for data in sets:
+            if not (missing := [name for name in names if (data.name, name) not in cells]):
+                continue
+            opened = _open_set(settings, data, models, open_set_retriever, workdir)
+            for name in missing:
+                bar.describe(f"{data.name} {name}")
+                cells[data.name, name] = cell = _evaluate_cell(name, opened, models)
+                append_row(workdir / "rows.jsonl", {"data": data.name, "system": name, **cell})
+                # Rewritten per cell, so that a table can be read while it grows.
+                page = markdown(names, [d.name for d in sets], cells)
+                (workdir / "table.md").write_text(page, encoding="utf-8")
+                bar.update(1)
     page = markdown(names, [data.name for data in sets], cells)
     return page, any("error" not in cell for cell in cells.values())
 
@@ -181,19 +180,11 @@ def _corpus_of(settings: TableSettings, data: DataSet) -> pathlib.Path:
 
 
 class OpenSet(NamedTuple):
-    """A question set that is ready for evaluation; if opening it failed, only `error` is set.
+    """A question set that is ready for evaluation; `passages` identifies its corpus or index."""
 
-    Fields:
-      context: the inputs of its systems.
-      questions: its questions.
-      passages: identifies its corpus or index, see `_passages_of`.
-      error: the cell of each system if opening failed.
-    """
-
-    context: BuildContext | None = None
-    questions: Sequence[Question] = ()
-    passages: Mapping[str, str] = {}
-    error: Cell | None = None
+    context: BuildContext
+    questions: Sequence[Question]
+    passages: Mapping[str, str]
 
 
 def _retriever_opener(
@@ -255,16 +246,8 @@ def _open_set(
     models: TableModels,
     open_set_retriever: Callable[[DataSet], Retriever],
     workdir: pathlib.Path,
-) -> OpenSet:
-    """Opens the retriever of a set and loads its questions.
-
-    Args:
-      settings: settings of the table.
-      data: the set.
-      models: models of the table.
-      open_set_retriever: opens the retriever of a set.
-      workdir: the work folder of the table.
-    """
+) -> OpenSet | dict[str, Any]:
+    """Opens the retriever of a set and loads its questions; if that fails, returns its cells."""
     try:
         retriever = open_set_retriever(data)
         context = build_context(settings, models, retriever)
@@ -274,37 +257,28 @@ def _open_set(
         report_gold(retriever, questions)
         return OpenSet(context, questions, _passages_of(settings, data, workdir))
     except Exception as error:  # any error: the other sets must not be lost
-        return OpenSet(error=error_row(error))
+        return error_row(error)
 
 
-def _evaluate_cell(name: str, open_set: OpenSet | None, models: TableModels) -> Cell:
-    """The scores of one system on one set, or an error."""
-    assert open_set is not None, "a set with missing cells is open"
-    if open_set.context is None:
-        return dict(open_set.error or {})
+def _evaluate_cell(name: str, opened: OpenSet | dict[str, Any], models: TableModels) -> Cell:
+    """The scores of one system on one set with its inputs, which another call must not mix."""
+    if isinstance(opened, dict):
+        return dict(opened)
+    context, questions, passages = opened
     start = time.perf_counter()
+    facts = {"questions": len(questions), "asked": fingerprint(questions), **passages}
     try:
-        facts = _facts(name, open_set.context, open_set)
+        if name in LEARNERS:
+            facts["train"] = fingerprint(context.train)
+        if name.startswith(RUN):
+            facts["checkpoint"] = _checkpoint_step(name)
     except Exception as error:  # any error: the other cells must not be lost
         return error_row(error)
-    row = evaluate_row(name, open_set.context, models, open_set.questions)
-    seconds = round(time.perf_counter() - start, 2)
-    return {**facts, "seconds": seconds, **row}
-
-
-def _facts(name: str, context: BuildContext, open_set: OpenSet) -> dict[str, Any]:
-    """Identifies the inputs of a cell, so that a later call does not mix in other ones."""
-    questions = open_set.questions
-    facts = {"questions": len(questions), "asked": fingerprint(questions), **open_set.passages}
-    if name in LEARNERS:
-        facts["train"] = fingerprint(context.train)
-    if name.startswith(RUN):
-        facts["checkpoint"] = _checkpoint_step(name)
-    return facts
+    row = evaluate_row(name, context, models, questions)
+    return {**facts, "seconds": round(time.perf_counter() - start, 2), **row}
 
 
 def _checkpoint_step(name: str) -> int:
-    """The step of the checkpoint of a system `run:RUN[@CHECKPOINT]`."""
     run = parse_run(name.removeprefix(RUN))
     # A run in training deletes older checkpoints, whose cells stay valid.
     return int(run.name) if run.name.isdecimal() else run.open()[1]
@@ -313,14 +287,7 @@ def _checkpoint_step(name: str) -> int:
 def _drop_outdated(
     file: pathlib.Path, data: DataSet, names: Sequence[str], cells: dict[tuple[str, str], Cell]
 ) -> None:
-    """Removes the cells of runs that have another checkpoint now, with a line on stderr.
-
-    Args:
-      file: the rows of the table.
-      data: the set of the cells.
-      names: the systems of the cells.
-      cells: the finished cells, changed in place.
-    """
+    """Removes the cells of runs that have another checkpoint now, with a line on stderr."""
     for key in [(data.name, name) for name in names]:
         before = cells.get(key, {}).get("checkpoint")
         if before is None or before == (now := _checkpoint_step(key[1])):
@@ -331,52 +298,30 @@ def _drop_outdated(
         filter_rows(file, lambda row: (row["data"], row["system"]) in cells)
 
 
-def _check_passages(
+def _check_inputs(
     settings: TableSettings, data: DataSet, cells: Cells, workdir: pathlib.Path
 ) -> None:
-    """Raises `UserError` if the cells of a set belong to another corpus or index.
-
-    Args:
-      settings: settings of the table.
-      data: the set.
-      cells: the finished cells.
-      workdir: the work folder of the table.
-    """
+    """Raises `UserError` if the cells of a set were made with other inputs than these."""
     rows = [cell for (name, _), cell in cells.items() if name == data.name]
     if not rows:
         return
-    now = _passages_of(settings, data, workdir)
-    if any({key: row[key] for key in PASSAGE_KEYS if key in row} != now for row in rows):
+    asked = fingerprint(load_questions(settings._replace(questions=data.questions)))
+    passages = _passages_of(settings, data, workdir)
+    trained = {row["train"] for row in rows if "train" in row}
+    other = ""
+    if any(row.get("asked") != asked for row in rows):
+        other = f"other questions than {data.questions}"
+    elif any({key: row[key] for key in PASSAGE_KEYS if key in row} != passages for row in rows):
+        index = settings.index_folder if "index" in passages else data.corpus
+        other = f"another corpus or index than {index}"
+    elif trained and settings.train is not None:
+        questions = limit_questions(settings, load_answered(settings.train, settings.fields))
+        if trained != {fingerprint(questions)}:
+            other = f"other training questions than --train {settings.train}"
+    if other:
         raise UserError(
-            f"the table already has cells of {data.name!r} with another corpus or index than "
-            f"{settings.index_folder if 'index' in now else data.corpus}: give the set another "
-            "name (--data NAME=FILE), or use another --workdir"
-        )
-
-
-def _check_train(settings: TableSettings, data: DataSet, cells: Cells) -> None:
-    """Raises `UserError` if the cells of a set were made with other training questions."""
-    before = {cell.get("train") for (name, _), cell in cells.items() if name == data.name} - {None}
-    if not before or settings.train is None:
-        return
-    questions = limit_questions(settings, load_answered(settings.train, settings.fields))
-    if before != {fingerprint(questions)}:
-        raise UserError(
-            f"the table already has cells of {data.name!r} with other training questions than "
-            f"--train {settings.train}: give those, or use another --workdir"
-        )
-
-
-def _check_questions(settings: TableSettings, data: DataSet, cells: Cells) -> None:
-    """Raises `UserError` if the cells of a set belong to different questions."""
-    before = {cell.get("asked") for (name, _), cell in cells.items() if name == data.name} - {None}
-    if not before:
-        return
-    questions = load_questions(settings._replace(questions=data.questions))
-    if before != {fingerprint(questions)}:
-        raise UserError(
-            f"the table already has cells of another question set named {data.name!r}: give "
-            f"{data.questions} another name (--data NAME=FILE), or use another --workdir"
+            f"the table already has cells of {data.name!r} with {other}: give the set another name "
+            "(--data NAME=FILE), or use another --workdir"
         )
 
 

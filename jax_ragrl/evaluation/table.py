@@ -193,13 +193,10 @@ def evaluate_table(settings: TableSettings, out: pathlib.Path | None = None) -> 
 def with_differences(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Replaces the scores of each question in the rows of one question set by differences.
 
-    Args:
-      rows: by system, see `table_row`. The first one is the baseline of the others.
-
-    Returns:
-      The rows. `difference` has the name of the baseline (`to`), and by score the mean difference
-      over the questions that both systems answered, `[mean, low, high]` in percent with the 95 %
-      interval (`paired_bootstrap`).
+    The rows are by system, see `table_row`; the first one is the baseline of the others. In the
+    result `difference` has the name of the baseline (`to`), and by score the mean difference over
+    the questions that both systems answered, `[mean, low, high]` in percent with the 95 % interval
+    (`paired_bootstrap`).
     """
     baseline = next(iter(rows), "")
     base = rows[baseline].get("by_question", {}) if rows else {}
@@ -262,10 +259,7 @@ def load_models(settings: TableSettings) -> TableModels:
 def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> FrozenLLM:
     """Loads the frozen language model of a table.
 
-    Args:
-      settings: settings of the table.
-      shapes: static shapes of a local model.
-      load: loads a local model.
+    `shapes` are the static shapes of a local model, which `load` loads.
 
     Raises:
       UserError: a world's reader cannot be combined with the other settings.
@@ -285,24 +279,14 @@ def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> 
 def build_context(
     settings: TableSettings, models: TableModels, retriever: Retriever
 ) -> BuildContext:
-    """The inputs from which a table builds its systems.
-
-    Args:
-      settings: settings of the table.
-      models: models of the table.
-      retriever: index or server that is searched.
-    """
-    train = (
-        limit_questions(settings, load_answered(settings.train, settings.fields))
-        if settings.train
-        else ()
-    )
-    environment = Environment(NoSampler(), retriever, models.llm, models.tokenizer.count)
+    """The inputs from which a table builds its systems; they search `retriever`."""
+    train: Sequence[Question] = ()
+    if settings.train:
+        train = limit_questions(settings, load_answered(settings.train, settings.fields))
     return BuildContext(
         style=settings.style,
         top_k=settings.top_k,
-        environment=environment,
-        retriever=retriever,
+        environment=Environment(NoSampler(), retriever, models.llm, models.tokenizer.count),
         train=train,
         overrides=settings.overrides,
         predictions=settings.predictions,
@@ -359,19 +343,11 @@ def error_row(error: Exception) -> dict[str, Any]:
 def system_result(
     name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
 ) -> Result:
-    """Evaluates one system, see `evaluate_row`, and writes its predictions and run file.
-
-    Args:
-      name: a name in `SYSTEMS`, or `run:WORKDIR`.
-      context: inputs of the system.
-      models: models of the table.
-      questions: questions to answer.
-    """
-    system, sampler = (
-        load_run_system(parse_run(name.removeprefix(RUN)), context.overrides)
-        if name.startswith(RUN)
-        else build_system(name, context, models)
-    )
+    """Evaluates one system, see `evaluate_row`, and writes its predictions and run file."""
+    if name.startswith(RUN):
+        system, sampler = load_run_system(parse_run(name.removeprefix(RUN)), context.overrides)
+    else:
+        system, sampler = build_system(name, context, models)
     environment = context.environment._replace(sampler=sampler)
     result = evaluate(system, questions, environment, judge=models.judge, prices=context.prices)
     if context.predictions is not None:
@@ -388,23 +364,15 @@ def system_result(
 def build_system(
     name: str, context: BuildContext, models: TableModels
 ) -> tuple[System, ActionSampler]:
-    """Builds a system all of whose roles use the policy of the table.
-
-    Args:
-      name: a name in `SYSTEMS`.
-      context: inputs of the system.
-      models: gives the policy and its tokenizer.
-    """
+    """Builds a system all of whose roles use the policy of the table."""
     system = {**SYSTEMS, **WORKFLOWS}[name](context)
     if isinstance(models.policy, LLMActionSampler):
         return system, models.policy
     policies = {role.policy: models.policy for role in system.roles.values()}
     longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
     # The tiny policy is trained to write short actions; other models may use each role's limit.
-    if context.is_tiny:
-        shapes = Shapes(max_new_tokens=TINY_NEW_TOKENS)
-    else:
-        shapes = Shapes(LENGTHS, max_new_tokens=longest)
+    tiny = Shapes(max_new_tokens=TINY_NEW_TOKENS)
+    shapes = tiny if context.is_tiny else Shapes(LENGTHS, max_new_tokens=longest)
     return system, PolicySampler(policies, models.tokenizer, shapes, greedy=True)
 
 
@@ -413,7 +381,7 @@ def load_run_system(
 ) -> tuple[System, PolicySampler]:
     """Loads the system of a run's config and the policies of a checkpoint.
 
-    The retriever and the frozen language model come from the table. `overrides`: see
+    The retriever and the frozen language model come from the table; for `overrides` see
     `TableSettings`.
     """
     values = load_saved_config(run.folder / "config.json")
@@ -430,11 +398,7 @@ def load_run_system(
 
 
 def job_with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Job:
-    """The job of a config whose system is modified by overrides.
-
-    Raises:
-      UserError: an override is of a section that a table does not use.
-    """
+    """Returns the job of a config whose system is modified; refuses other overrides."""
     for text in overrides:
         if not text.startswith(("--config.recipe.", "--config.shapes.")):
             raise UserError(f"{text}: a table changes config.recipe and config.shapes alone")
@@ -473,7 +437,7 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
     if not settings.policy:
         unused: Any = None  # by builders, but for those in `LEARNERS`
         builders = {**SYSTEMS, **WORKFLOWS}
-        context = BuildContext(settings.style, settings.top_k, unused, unused, ())
+        context = BuildContext(settings.style, settings.top_k, unused, ())
         trained = {n for n in builders if n not in LEARNERS and builders[n](context).roles}
         if named := [name for name in settings.systems if name in trained]:
             raise UserError(

@@ -157,7 +157,7 @@ def test_cells_of_other_questions_are_refused(sets, capsys, monkeypatch):
         before = len(requests)
         assert run(sets, address, "direct") == 2 and len(requests) == before
     message = capsys.readouterr().err
-    assert "another question set named 'two'" in message and "--data NAME=FILE" in message
+    assert "cells of 'two' with other questions than" in message and "NAME=FILE" in message
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def context(style: str = "tiny", train=(ANN, BOB)) -> BuildContext:
     searcher = ExactSearcher(encoder.encode_passages(corpus.passages))
     retriever = DenseRetriever(corpus, encoder, searcher)
     tape = Frozen(lambda role, prompt, rng: {"classifier": "B"}.get(role, "[No Retrieval]"))
-    return BuildContext(style, 2, Environment(tape, retriever, tape), retriever, train)
+    return BuildContext(style, 2, Environment(tape, retriever, tape), train)
 
 
 @pytest.mark.parametrize("style", ["tiny", "full"])
