@@ -98,15 +98,10 @@ class CardFacts:
     thinking: str = ""
 
 
-# --- Front matter ---------------------------------------------------------------------------------
-
-
 def base_model(model: str, folder: Path) -> Base:
     """Returns the known facts about the model that a run started from.
 
-    Args:
-      model: the name of the model in the config.
-      folder: its local folder, whose own card gives license and origin.
+    `folder` is its local folder, whose own card gives license and origin.
     """
     if model == TINY:
         return Base("the tiny policy that ships with jax_ragrl", license=APACHE)
@@ -125,7 +120,6 @@ def base_model(model: str, folder: Path) -> Base:
 
 
 def _warm_start_of(folder: Path) -> Base | None:
-    """Returns what the model of a warm start derives from; None if a folder is no such model."""
     file = folder.resolve().parent / "config.json"
     values = load_saved_config(file) if folder.name == MODEL and file.is_file() else {}
     if "policy" not in values:
@@ -156,23 +150,17 @@ def front_matter(facts: CardFacts) -> str:
     """Returns the YAML of a card, without the lines around it."""
     from huggingface_hub import ModelCardData
 
+    names = {parse_data_file(x).repository for x in _data_names(facts.values) if is_uri(x)}
     # Fields that are None do not appear in the YAML.
     data = ModelCardData(
         base_model=facts.base.hub_name or None,
-        datasets=sorted(hub_datasets(facts.values)) or None,
+        datasets=sorted(names) or None,
         library_name="peft" if facts.adapter else "transformers",
         pipeline_tag="text-generation",
         tags=[*TAGS, str(facts.values["system"])],
-        license=facts.base.license.get("license"),
-        license_name=facts.base.license.get("license_name"),
-        license_link=facts.base.license.get("license_link"),
+        **facts.base.license,
     )
     return str(data.to_yaml()).strip()
-
-
-def hub_datasets(values: Mapping[str, Any]) -> set[str]:
-    """Returns the data sets on the Hub that a config names."""
-    return {parse_data_file(name).repository for name in _data_names(values) if is_uri(name)}
 
 
 def _data_names(values: Mapping[str, Any]) -> list[str]:
@@ -181,12 +169,10 @@ def _data_names(values: Mapping[str, Any]) -> list[str]:
     return [name.strip() for text in names for name in text.split(",") if name.strip()]
 
 
-# --- Text -----------------------------------------------------------------------------------------
-
-
 def card_text(facts: CardFacts) -> str:
     """Returns the text of a card."""
     title = PAPERS.get(str(facts.values["system"]), str(facts.values["system"]))
+    kind = "LoRA adapter" if facts.adapter else "model"
     rows = "".join(f"| {name} | {value} |\n" for name, value in training_facts(facts))
     return f"""---
 {front_matter(facts)}
@@ -194,7 +180,11 @@ def card_text(facts: CardFacts) -> str:
 
 # {title}, policy `{facts.policy}`
 
-{_introduction(facts, title)}
+This {kind} plays the roles {_roles(facts)} of {title}, a retrieval-augmented
+generation system that was trained with reinforcement learning in jax_ragrl {__version__}.
+Alone it does not answer questions: it expects the prompts of its roles (style
+`{facts.job.recipe.system.style}`), and the system around it searches and asks a frozen model.
+
 ## Training
 
 | | |
@@ -215,21 +205,11 @@ In jax_ragrl, a config of the same system takes it with `--config.policy={facts.
 """
 
 
-def _introduction(facts: CardFacts, title: str) -> str:
-    kind, style = "LoRA adapter" if facts.adapter else "model", facts.job.recipe.system.style
-    roles = _listed(_roles(facts))
-    return f"""This {kind} plays the roles {roles} of {title}, a retrieval-augmented
-generation system that was trained with reinforcement learning in jax_ragrl {__version__}.
-Alone it does not answer questions: it expects the prompts of its roles (style `{style}`),
-and the system around it searches and asks a frozen model.
-"""
-
-
 def training_facts(facts: CardFacts) -> Iterator[tuple[str, str]]:
     """Yields names and values of the table of a run."""
     values, job = facts.values, facts.job
     yield "system", f"`{values['system']}`"
-    yield "roles", _listed(_roles(facts))
+    yield "roles", _roles(facts)
     yield "started from", facts.base.label
     yield "trained weights", "all" if job.lora is None else f"LoRA adapter of rank {job.lora.rank}"
     yield "steps", f"{facts.steps}, each with {job.run.questions_per_step} questions"
@@ -255,29 +235,28 @@ def data_label(values: Mapping[str, Any]) -> str:
         world = values.get("data", {}).get("world") or {}
         size, seed = world.get("size", 240), world.get("seed", 0)
         return f"generated encyclopedia (`ragrl data world --size {size} --seed {seed}`)"
-    names = [_written_name(name) for name in _data_names(values)]
-    return ", ".join(dict.fromkeys(names))
+    names = dict[str, None]()
+    for name in _data_names(values):
+        path = Path(name)
+        is_private = path.is_absolute() or {"..", "~"} & {*path.parts[:1]}
+        names[path.name if is_private and not is_uri(name) else name] = None
+    return ", ".join(names)
 
 
-def _written_name(name: str) -> str:
-    """The name of a data file as the config has it; of a path out of the folder, its last part."""
-    path = Path(name)
-    is_private = path.is_absolute() or {"..", "~"} & {*path.parts[:1]}
-    return path.name if is_private and not is_uri(name) else name
-
-
-def _roles(facts: CardFacts) -> list[str]:
-    return [role for role, policy in facts.job.policy_of.items() if policy == facts.policy]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+def _roles(facts: CardFacts) -> str:
+    policy_of = facts.job.policy_of.items()
+    return ", ".join(f"`{role}`" for role, policy in policy_of if policy == facts.policy)
 
 
 def _retriever(index: Index) -> str:
     """Describes a retriever without paths and addresses."""
     if isinstance(index, PipelineIndex):
-        return _pipeline(index)
+        parts = [_retriever(section) for section in index.sections]
+        text = f"{FUSIONS[index.fuse]} of {'; '.join(parts)}" if len(parts) > 1 else parts[0]
+        if not index.rerank:
+            return text
+        ranker = "the frozen model" if index.rerank == LISTWISE else _public_name(index.rerank)
+        return f"{text}; reranked by {ranker}"
     if isinstance(index, BM25Index):
         return f"BM25 (language {index.language})"
     if isinstance(index, VectorIndex):
@@ -285,15 +264,6 @@ def _retriever(index: Index) -> str:
     if isinstance(index, OwnIndex):
         return f"own retriever {index.retriever}"
     return f"server of kind {index.kind}"
-
-
-def _pipeline(index: PipelineIndex) -> str:
-    parts = [_retriever(section) for section in index.sections]
-    text = f"{FUSIONS[index.fuse]} of {'; '.join(parts)}" if len(parts) > 1 else parts[0]
-    if not index.rerank:
-        return text
-    ranker = "the frozen model" if index.rerank == LISTWISE else _public_name(index.rerank)
-    return f"{text}; reranked by {ranker}"
 
 
 def _llm(section: Mapping[str, Any]) -> str:
@@ -311,22 +281,22 @@ def _public_name(model: str) -> str:
 
 
 def _usage(facts: CardFacts) -> str:
-    lines = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f'model = AutoModelForCausalLM.from_pretrained("{facts.name}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")',
-    ]
-    if facts.adapter:
-        base = facts.base.own_name or "FOLDER OF THE BASE MODEL"
-        lines = [
-            "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM",
-            "",
-            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
-            f'model = PeftModel.from_pretrained(base, "{facts.name}")',
-        ]
-    return "\n".join(["```python", *lines, "```", ""])
+    if not facts.adapter:
+        return f"""```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{facts.name}")
+tokenizer = AutoTokenizer.from_pretrained("{facts.name}")
+```
+"""
+    return f"""```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained("{facts.base.own_name or "FOLDER OF THE BASE MODEL"}")
+model = PeftModel.from_pretrained(base, "{facts.name}")
+```
+"""
 
 
 def _license(base: Base) -> str:
@@ -336,18 +306,11 @@ def _license(base: Base) -> str:
     return f"`{name}`, that of {base.label}, from which the weights derive."
 
 
-# --- Result ---------------------------------------------------------------------------------------
-
-
 def result_lines(workdir: Path, step: int | None = None) -> list[str]:
     """Returns the result of a run as lines of Markdown.
 
     The paired comparison of `ragrl quickstart` if the run has one, otherwise a score on development
-    questions.
-
-    Args:
-      workdir: the folder of the run.
-      step: the step that the result must belong to; None: the newest result.
+    questions. `step` is the step that the result must belong to; None: the newest result.
 
     Raises:
       UserError: the summary cannot be read.
@@ -367,7 +330,7 @@ def result_lines(workdir: Path, step: int | None = None) -> list[str]:
 
 
 def _development_score(workdir: Path, step: int | None) -> list[str]:
-    """The score on development questions after a step; None: after the last evaluated one."""
+    """The score on development questions after a step; None: the last evaluated one."""
     rows = [
         row
         for row in read_rows(workdir / "metrics.jsonl")

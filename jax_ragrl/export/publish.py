@@ -80,12 +80,7 @@ def upload(folder: Path, target: Target) -> None:
 
 
 def explain_push(error: Exception, name: str) -> str:
-    """Returns why a repository cannot be written, and what to do.
-
-    Args:
-      error: an exception of `huggingface_hub`, or of the libraries below it.
-      name: the repository.
-    """
+    """Returns why a repository cannot be written, and what to do."""
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT

@@ -107,10 +107,7 @@ def policy_name(job: Job, name: str) -> str:
 def adapter_base(model: str, folder: Path, *, is_published: bool) -> tuple[str | None, str | None]:
     """Returns the name and the revision of an adapter's base, as PEFT reads them.
 
-    Args:
-      model: the name of the model in the config.
-      folder: its local folder.
-      is_published: whether other machines load the adapter, for which a local folder has no name.
+    A local folder has no name on other machines, which load an adapter that is published.
     """
     if local_model(model) is not None and not is_published:
         return str(folder), None

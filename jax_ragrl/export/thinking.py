@@ -23,11 +23,10 @@ def thinking_of(folder: Path, thinks: bool) -> str:
 
 
 def set_thinking_default(folder: Path, *, thinking: bool) -> None:
-    """Changes a chat template so that a server that passes no variable renders training's prompts.
+    """Changes the chat template of an exported folder so that its default is that of training.
 
-    Args:
-      folder: the exported folder.
-      thinking: whether turns could begin with a think block in training.
+    A server that passes no variable then renders training's prompts; `thinking` says whether turns
+    could begin with a think block.
 
     Raises:
       UserError: no default gives the prompts of training.
@@ -57,7 +56,6 @@ def set_thinking_default(folder: Path, *, thinking: bool) -> None:
 
 
 def _write_template(folder: Path, template: str) -> None:
-    """Replaces the default template of a tokenizer in the file that holds it."""
     config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     raw = read_object(config, "copy it again")
     stored = raw.get("chat_template")

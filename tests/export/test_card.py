@@ -23,7 +23,6 @@ from jax_ragrl.export.card import (
     card_text,
     data_label,
     front_matter,
-    hub_datasets,
     result_lines,
 )
 from jax_ragrl.models import by_name
@@ -107,7 +106,6 @@ def test_data_are_named_without_paths_of_the_machine():
     assert label == f"{nq}/train.jsonl, train.jsonl, dev.jsonl, {nq}/test.jsonl, wiki.jsonl"
     written = {"train": "nq:train", "test": "my/test.csv", "corpus": "../me/pages"}
     assert data_label({"data": {"files": written}}) == "nq:train, my/test.csv, pages"
-    assert hub_datasets({"data": {"files": FILES}}) == {"owner/nq"}
 
 
 def test_addresses_of_servers_and_paths_of_models_are_left_out():
