@@ -1,7 +1,7 @@
 """Credit rules on whole forests: from the rewards of nodes and leaves to one number per node.
 
-Each rule returns a credit, float32 `[N]`, and a weight, float32 `[N]`, which is positive at the
-nodes to train.
+Each rule takes the rollouts and the rewards of their nodes, float32 `[N]`. It returns a credit,
+float32 `[N]`, and a weight, float32 `[N]`, which is positive at the nodes to train.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def reachable_leaves(
     """Monte Carlo credit: the mean return of the paths from each node to the leaves below it.
 
     A return is the sum of the rewards on the path, from the node itself to the leaf. In C-3PO only
-    leaves have rewards (Chen et al. 2025, eq. 5).
+    leaves have rewards (Chen et al. 2025, eq. 5). The weight is the number of leaves below a node;
+    a node without any has credit 0.
 
     Args:
       forest: the rollouts.
@@ -40,10 +41,6 @@ def reachable_leaves(
       ignore_unanswered: whether leaves without an answer are left out. If not, they count with
         their reward.
       multiplicity: whether a merged sibling counts as often as it was sampled.
-
-    Returns:
-      The credit, and the number of leaves below each node as its weight. A node without a leaf
-      below it has credit 0 and weight 0.
     """
     counted_N = forest.leaf_N & ~(forest.unanswered_N & ignore_unanswered)
     weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
@@ -55,14 +52,7 @@ def child_mean(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Unlike `reachable_leaves` it is unbiased on trees whose nodes have different numbers of leaves
     below them. A merged action counts as often as it was sampled. A leaf without an answer counts
-    with its reward.
-
-    Args:
-      forest: the rollouts.
-      reward_N: float32, the rewards of leaves and actions.
-
-    Returns:
-      The credit, and a weight of 1 at nodes with a leaf below, 0 elsewhere.
+    with its reward. The weight is 1 at nodes with a leaf below, 0 elsewhere.
     """
     weight_N = forest.multiplicity_N
     return _on_forest(_mean_of_children, forest, forest.leaf_N, reward_N, weight_N)
@@ -84,13 +74,7 @@ def _on_forest(
 
 
 def pad_rows(x: np.ndarray, multiple: int, fill: int = 0) -> np.ndarray:
-    """Pads the first axis to a positive multiple, so that jitted functions see few shapes.
-
-    Args:
-      x: any array.
-      multiple: the length of the result is a multiple of this number, and never 0.
-      fill: the value of the padding.
-    """
+    """Pads the first axis to a positive multiple, so that jitted functions see few shapes."""
     missing = -len(x) % multiple if len(x) else multiple
     return np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
 
@@ -111,7 +95,6 @@ def shared_credit(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _check_unbranched(forest: Forest, root_N: np.ndarray, alternative: str) -> None:
-    """Raises `UserError` if a rollout has several leaves, whose rewards would be summed."""
     if np.bincount(root_N[forest.leaf_N], minlength=1).max() > 1:
         raise UserError(
             "these rollouts branch, so a rollout has several rewards, but this credit needs one "
@@ -122,7 +105,7 @@ def _check_unbranched(forest: Forest, root_N: np.ndarray, alternative: str) -> N
 def immediate_credit(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gives each action its own reward plus the mean reward of the leaves directly below it.
 
-    These are the per-turn rewards of a conversation; GAE carries them back (`Objective.span`).
+    These are the per-turn rewards of a conversation; GAE carries them back (`Objective.gae_span`).
     """
     own_N = np.where(forest.leaf_N, 0, reward_N).astype(np.float32)
     parents = forest.parent_N[forest.leaf_N]
@@ -142,11 +125,6 @@ def over_rollouts(
     The return is the sum of the rewards of the leaf and of all actions on the path to it (in CoDA,
     only the leaf has one). Each rollout enters the statistics once, whatever its number of actions
     (CoDA, section 3.3.2). An action that leads to no leaf has weight 0.
-
-    Args:
-      forest: the rollouts, each with a single leaf.
-      reward_N: float32, the rewards of leaves and actions.
-      rule: a group rule.
 
     Raises:
       UserError: a rollout has several leaves.
@@ -168,11 +146,6 @@ def over_roles(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.nda
     For unbranched rollouts (agent-wise normalization): all roles have the reward of the answer, and
     the penalty of a role is compared with the penalties of that role in the other rollouts of the
     question. A role that acts several times in a rollout counts with each of its actions.
-
-    Args:
-      forest: the rollouts, each with a single leaf.
-      reward_N: float32, the rewards of leaves and actions.
-      rule: a group rule.
     """
     credit_N, weight_N = shared_credit(forest, reward_N)
     names = sorted({record.role for record in forest.records})
@@ -189,11 +162,6 @@ def over_siblings(
 
     GRPO in a tree: a decision is a group. A merged action counts once. An action has weight 0 if it
     has no siblings to be compared with, or if it leads to no leaf.
-
-    Args:
-      forest: the rollouts.
-      reward_N: float32, the rewards of leaves and actions.
-      rule: a group rule.
     """
     value_N, leaves_N = reachable_leaves(forest, reward_N)
     group_N = np.full(len(value_N), -1, np.int32)
