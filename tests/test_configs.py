@@ -366,10 +366,6 @@ def test_every_batch_size_of_a_config_is_used(name: str):
             r"schedule names role 'plan'.*: use some of analysis, rewrite",
         ),
         ({"schedule.phases": "({'steps':1,'roles':('planner',)},)"}, "names role 'planner'"),
-        (
-            {"objective.aggregation": "role_sum", "objective.role_weights": "(('x',1.0),)"},
-            "role_weights is 'x'",
-        ),
     ],
 )
 def test_an_unknown_role_is_refused_before_loading(given, said):

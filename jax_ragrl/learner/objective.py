@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated
 
 import jax
@@ -101,7 +101,6 @@ class Objective:
       entropy_coefficient: weight of the entropy bonus, per nat.
       aggregation: `token_mean`, `sequence_mean` (mean of each action's mean) or `role_sum` (sum of
         each role's token mean). The loss of an `own` critic is always a token mean.
-      role_weights: pairs of role and weight for `role_sum`; other roles have weight 1.
       skip_zero_advantage: whether an update leaves out groups whose credits are all 0. The
         gradient is the same, because their advantages are 0 and nothing else is in the loss.
     """
@@ -122,7 +121,6 @@ class Objective:
     kl: KL = KL()
     entropy_coefficient: NotNegative = 0.0
     aggregation: str = "token_mean"
-    role_weights: tuple[tuple[str, NotNegative], ...] = ()
     skip_zero_advantage: bool = False
 
     def __post_init__(self) -> None:
@@ -136,11 +134,6 @@ class Objective:
             raise UserError(
                 f"objective.advantage is {self.advantage!r} with critic {self.critic!r}: a critic "
                 f"is for {' or '.join(GAE_ADVANTAGES)}; with this one use {options}"
-            )
-        if self.role_weights and self.aggregation != "role_sum":
-            raise UserError(
-                "objective.role_weights weigh the roles of aggregation 'role_sum', but this is "
-                f"{self.aggregation!r}, which ignores roles: choose role_sum, or remove the weights"
             )
         if self.gae_span == "conversation" and self.critic == "none":
             raise UserError(
@@ -203,13 +196,6 @@ class Objective:
         """Whether an action with advantage 0 adds nothing to the gradient."""
         regularized = self.kl.where != "none" or self.entropy_coefficient
         return self.critic == "none" and not regularized
-
-    def weights_of(self, roles: Sequence[str]) -> tuple[float, ...]:
-        """Returns the weight of each role; raises `UserError` for a weight of an unknown role."""
-        weights = dict(self.role_weights)
-        for role in weights:
-            one_of("objective.role_weights", role, roles)
-        return tuple(weights.get(role, 1.0) for role in roles)
 
 
 def _check_loss(o: Objective) -> None:

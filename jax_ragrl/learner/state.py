@@ -163,7 +163,6 @@ def prepare(
     Raises:
       UserError: choices that do not fit together.
     """
-    objective.weights_of(roles)  # refuses unknown roles
     if objective.critic == "own" and optimizer.value_lr <= 0:
         raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
     mesh = mesh_of(nnx.state(decoder, nnx.Param))

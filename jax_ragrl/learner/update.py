@@ -248,7 +248,7 @@ def compute_targets(
     credit = to_host(compute_advantages(o, padded_scores, policy.state.kl_coefficient))
     advantage_AT, return_AT, importance_AT = (x[: len(scores.mask_AT)] for x in credit)
     parts = zip(data.by_part(scores.mask_AT), data.by_part(data.actions.role_A), strict=True)
-    weights = [token_weights(o, spec.roles, mask_AT, role_A) for mask_AT, role_A in parts]
+    weights = [token_weights(o, mask_AT, role_A) for mask_AT, role_A in parts]
     weight_AT, value_weight_AT = (np.concatenate(w) for w in zip(*weights, strict=True))
     weight_AT = weight_AT * data.shares()[:, None]
     # Importance weights multiply the loss like the weights of the aggregation.
@@ -267,7 +267,7 @@ def compute_targets(
 
 
 def token_weights(
-    o: Objective, roles: Sequence[str], mask_AT: np.ndarray, role_A: np.ndarray
+    o: Objective, mask_AT: np.ndarray, role_A: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns weights per token of a minibatch for the policy and the critic, float32 `[A, T]`.
 
@@ -278,8 +278,7 @@ def token_weights(
         return token_mean_AT, token_mean_AT
     if o.aggregation == "sequence_mean":
         return sequence_mean_weights(mask_AT), token_mean_AT
-    by_role = np.array(o.weights_of(roles))
-    return role_sum_weights(mask_AT, role_A, by_role), token_mean_AT
+    return role_sum_weights(mask_AT, role_A), token_mean_AT
 
 
 def optimize(

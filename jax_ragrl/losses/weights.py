@@ -32,22 +32,13 @@ def sequence_mean_weights(mask_AT: Tensor) -> np.ndarray:
     return (mask_AT / (sequences * np.maximum(tokens_A, 1)[:, None])).astype(np.float32)
 
 
-def role_sum_weights(mask_AT: Tensor, role_A: Tensor, role_weight_Z: Tensor) -> np.ndarray:
-    """Returns the weights of a sum over roles of their weighted token means, float32 `[A, T]`.
-
-      L = sum_z role_weight_Z[z] * (mean over the tokens of role z)
+def role_sum_weights(mask_AT: Tensor, role_A: Tensor) -> np.ndarray:
+    """Returns the weights of a sum over roles of their token means, float32 `[A, T]`.
 
     C-3PO adds the losses of its roles (eq. 8), but writes each as a sum over tokens (eq. 9). Roles
-    without tokens contribute 0.
-
-    Args:
-      mask_AT: bool, the tokens to train.
-      role_A: int32, the role of each action.
-      role_weight_Z: float32, the weight of each role.
+    without tokens contribute 0. `role_A` is int32, the role of each action.
     """
-    mask_AT, role_A, role_weight_Z = jax.device_get((mask_AT, role_A, role_weight_Z))
+    mask_AT, role_A = jax.device_get((mask_AT, role_A))
     # Float64 on the host: counts of large batches are exact.
-    tokens_Z = np.zeros(len(role_weight_Z))
-    np.add.at(tokens_Z, role_A, mask_AT.sum(axis=1))
-    scale_Z = np.asarray(role_weight_Z) / np.maximum(tokens_Z, 1)
-    return (mask_AT * scale_Z[role_A][:, None]).astype(np.float32)
+    tokens_Z = np.bincount(role_A, mask_AT.sum(axis=1))
+    return (mask_AT / np.maximum(tokens_Z, 1)[role_A][:, None]).astype(np.float32)

@@ -284,9 +284,7 @@ class Job:
                     f"{limit}, which would cut its actions: raise shapes.max_new_tokens, or lower "
                     "the role's tokens"
                 )
-        roles = tuple(self.policy_of)
-        self.schedule.roles(0, roles)  # this call and the next one refuse unknown roles
-        self.objective.weights_of(roles)
+        self.schedule.roles(0, tuple(self.policy_of))  # refuses unknown roles
         # The update has what it reads.
         if self.preference is not None:
             self._check_preference()

@@ -115,7 +115,6 @@ def tiny() -> dict[str, Any]:
         ("objective.kl.coefficient", -1.0),
         ("run.staleness", 2),
         ("guard.bounds", (("reward/mean", math.nan, 1.0),)),
-        ("objective.role_weights", (("router", -1.0),)),
         ("shapes.prompt_lengths", (128, 64)),
         ("packing.row_lengths", ()),
         ("mesh", (0, 1, 1)),

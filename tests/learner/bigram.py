@@ -31,7 +31,7 @@ CONFIG = DecoderConfig(
     head_dim=4,
     tie_embeddings=False,
 )
-PPO = Objective(kl=KL(coefficient=0.1), aggregation="role_sum", role_weights=(("planner", 2.0),))
+PPO = Objective(kl=KL(coefficient=0.1), aggregation="role_sum")
 PPO_ADAM = Optimizer(0.05, 0.1, epochs=2, max_grad_norm=0.5)
 GRPO = Objective(
     loss="dual_clipped_policy_loss",

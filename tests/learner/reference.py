@@ -77,8 +77,7 @@ def weights(o: Objective, tokens: Tokens, roles: np.ndarray) -> np.ndarray:
     if o.aggregation == "sequence_mean":
         sizes = np.bincount(tokens.turn)
         return 1 / (len(sizes) * sizes[tokens.turn])
-    by_role = dict(o.role_weights)
-    return np.array([by_role.get(r, 1.0) / (roles == r).sum() for r in roles])
+    return np.array([1 / (roles == r).sum() for r in roles])
 
 
 def difference(loss: Callable[[Params], float], p: Params, step: float = 1e-5) -> Params:

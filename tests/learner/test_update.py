@@ -709,10 +709,6 @@ def test_the_compute_dtype_leaves_weights_in_float32():
         (lambda: Objective(advantage="group_centred"), "'own': .* use gae or whitened_gae"),
         (lambda: Objective(critic="none"), "'none': .* use a group rule"),
         (lambda: Objective(gae_span="game"), "span is 'game'"),
-        (
-            lambda: Objective(role_weights=(("planner", 2.0),)),
-            "this is 'token_mean', which ignores roles",
-        ),
         (lambda: dataclasses.replace(GRPO, gae_span="conversation"), "without a critic"),
         (lambda: KL("everywhere"), "kl.where is 'everywhere'"),
         (lambda: KL(estimator="k4"), "kl.estimator is 'k4'"),
@@ -722,10 +718,6 @@ def test_the_compute_dtype_leaves_weights_in_float32():
         (lambda: Layout((1024, 512)), r"lengths is \(1024, 512\) .* lengths must ascend"),
         (lambda: prepared(PPO, Optimizer(0.1)), "value_lr is 0"),
         (lambda: prepared(PPO, PPO_ADAM, remat="some"), "remat is 'some'"),
-        (
-            lambda: prepared(dataclasses.replace(PPO, role_weights=(("x", 1.0),)), PPO_ADAM),
-            "role_weights is 'x': use one of planner, executor",
-        ),
     ],
 )
 def test_an_unknown_choice_is_refused_by_name(build, message):

@@ -30,37 +30,14 @@ def test_sequence_weights_give_the_mean_of_sequence_means():
     np.testing.assert_allclose(total(sequence_mean_weights(MASK)), np.mean(means), rtol=1e-6)
 
 
-@pytest.mark.parametrize("weight", [[1.0, 1.0, 1.0], [0.5, 9.0, 2.0], [0.0, 0.0, 1.0]])
-def test_role_weights_give_the_weighted_sum_of_role_means(weight):
-    # Role 1 has only an empty sequence: it contributes 0 with any weight.
-    expected = weight[0] * np.mean(losses_of([0, 3])) + weight[2] * np.mean(losses_of([2, 4]))
-    weights = role_sum_weights(MASK, ROLE, np.array(weight, np.float32))
-    np.testing.assert_allclose(total(weights), expected, rtol=1e-6)
+def test_role_weights_give_the_sum_of_role_means():
+    """Role 1 has only an empty sequence: it contributes 0."""
+    expected = np.mean(losses_of([0, 3])) + np.mean(losses_of([2, 4]))
+    np.testing.assert_allclose(total(role_sum_weights(MASK, ROLE)), expected, rtol=1e-6)
 
 
-def test_one_role_of_weight_one_is_the_token_mean():
-    one = np.ones(1, np.float32)
-    weights = role_sum_weights(MASK, np.zeros_like(ROLE), one)
-    np.testing.assert_allclose(weights, token_mean_weights(MASK), rtol=1e-6)
-
-
-def test_weights_of_an_empty_mask_are_zero():
-    empty = np.zeros_like(MASK)
-    ones = np.ones(3, np.float32)
-    for weights in (
-        token_mean_weights(empty),
-        sequence_mean_weights(empty),
-        role_sum_weights(empty, ROLE, ones),
-    ):
-        assert not weights.any()
-
-
-def test_arrays_on_the_device_have_the_same_weights():
-    ones = np.ones(3, np.float32)
-    mask, role, ones_Z = jax.device_put((MASK, ROLE, ones))
-    for actual, expected in (
-        (token_mean_weights(mask), token_mean_weights(MASK)),
-        (sequence_mean_weights(mask), sequence_mean_weights(MASK)),
-        (role_sum_weights(mask, role, ones_Z), role_sum_weights(MASK, ROLE, ones)),
-    ):
-        np.testing.assert_array_equal(actual, expected)
+@pytest.mark.parametrize("weights", [token_mean_weights, sequence_mean_weights, role_sum_weights])
+def test_an_empty_mask_has_weights_of_zero_and_devices_change_nothing(weights):
+    more = [ROLE] if weights is role_sum_weights else []
+    assert not weights(np.zeros_like(MASK), *more).any()
+    np.testing.assert_array_equal(weights(*jax.device_put([MASK, *more])), weights(MASK, *more))
