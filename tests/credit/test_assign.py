@@ -22,6 +22,11 @@ from jax_ragrl.types import Question
 QUESTIONS = (Question("a", "a?", ("x",)), Question("b", "b?", ("y",)))
 
 
+def node(parent, path, role="role", **more):
+    action = None if role == LEAF else Action((), (1,), "x")
+    return Record(parent, 0, role, 1, path, action=action, **more)
+
+
 def chains(*lengths: int, question: int = 0):
     """Returns records of unbranched rollouts: `lengths` actions each, then a leaf."""
     records: list[Record] = []
@@ -189,16 +194,10 @@ def test_siblings_are_compared_by_the_rewards_of_their_leaves():
 
     The first has two children tried in one state (1 and 0).
     """
-
-    def node(parent, path, role="role", **more):
-        action = None if role == LEAF else Action((), (1,), "x")
-        return Record(parent, 0, role, 1, path, action=action, **more)
-
-    leaf = {"role": LEAF, "answer": "x"}
     records = [
         *(node(NO_PARENT, (i,)) for i in range(3)),
         *(node(0, (0, i)) for i in range(2)),
-        *(node(parent, (0, 9), **leaf) for parent in (3, 4, 1)),
+        *(node(parent, (0, 9), LEAF, answer="x") for parent in (3, 4, 1)),
     ]
     forest, reward_N = forest_of(records, [1.0, 0.0, 1.0])
     advantage_N, weight_N = over_siblings(forest, reward_N, group_centred)
@@ -208,11 +207,6 @@ def test_siblings_are_compared_by_the_rewards_of_their_leaves():
 
 def test_merged_siblings_count_once_in_comparisons():
     """The first of two siblings has a merged child with reward 1 and a child with reward 0."""
-
-    def node(parent, path, role="role", **more):
-        action = None if role == LEAF else Action((), (1,), "x")
-        return Record(parent, 0, role, 1, path, action=action, **more)
-
     records = [
         *(node(NO_PARENT, (i,)) for i in range(2)),
         *(node(0, (0, i), multiplicity=3 - 2 * i) for i in range(2)),
@@ -299,17 +293,9 @@ def test_padding_gives_a_positive_multiple():
     )
 
 
-def test_branching_rollouts_are_refused_by_over_rollouts():
-    records = chains(1)
-    records.append(Record(0, 0, LEAF, 1, (), answer="y"))
-    forest, reward_N = forest_of(records, [1.0, 1.0])
+def test_branching_rollouts_are_refused_by_credits_of_whole_rollouts():
+    forest, reward_N = forest_of([*chains(1), Record(0, 0, LEAF, 1, (), answer="y")], [1.0, 1.0])
     with pytest.raises(UserError, match="siblings"):
         over_rollouts(forest, reward_N, group_centred)
-
-
-def test_branching_rollouts_are_refused_by_shared_credit():
-    records = chains(1)
-    records.append(Record(0, 0, LEAF, 1, (), answer="y"))
-    forest, reward_N = forest_of(records, [1.0, 1.0])
     with pytest.raises(UserError, match="credit=reachable_leaves"):
         shared_credit(forest, reward_N)

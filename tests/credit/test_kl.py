@@ -33,16 +33,4 @@ def test_target_horizon_and_floor_are_respected():
 
 
 def test_a_divergence_far_above_the_target_stays_below_the_ceiling():
-    coefficient = bounded = 0.2
-    for _ in range(700):
-        coefficient = adapt(coefficient, 12.0, 384, floor=0.06)
-        bounded = adapt(bounded, 12.0, 384, floor=0.06, ceiling=0.2)
-    assert coefficient > 40 and bounded == 0.2
-    assert adapt(0.5, 12.0, 384, ceiling=0.2) == 0.2
-
-
-def test_the_coefficient_holds_the_divergence_at_the_target():
-    coefficient = 0.2
-    for _ in range(2000):
-        coefficient = adapt(coefficient, 3.0 / coefficient, 200)
-    assert 3.0 / coefficient == pytest.approx(6.0, rel=1e-3)
+    assert adapt(0.5, 12.0, 384, ceiling=0.2) == adapt(0.2, 12.0, 384, ceiling=0.2) == 0.2

@@ -14,19 +14,14 @@ LOGITS = np.array([0.3, -1.0, 0.8, 0.1])
 Q = np.array([0.4, 0.3, 0.2, 0.1])
 
 
-def k1(logp, ref):
-    return logp - ref
-
-
-def k2(logp, ref):
-    return (logp - ref) ** 2 / 2
-
-
 def k3(logp, ref, clamp=10.0):
     return min(math.exp(ref - logp) - 1 - (ref - logp), clamp)
 
 
-@pytest.mark.parametrize(("estimate", "formula"), [(kl_k1, k1), (kl_k2, k2), (kl_k3, k3)])
+@pytest.mark.parametrize(
+    ("estimate", "formula"),
+    [(kl_k1, lambda p, ref: p - ref), (kl_k2, lambda p, ref: (p - ref) ** 2 / 2), (kl_k3, k3)],
+)
 def test_the_estimates_equal_their_equations(estimate, formula):
     logp, ref, mask = draws(0, 2)
     expected = by_token(formula, mask, 2 * logp, 2 * ref)
@@ -48,13 +43,6 @@ def test_k3_has_no_gradient_at_its_clamp(clamp):
     np.testing.assert_allclose(np.asarray(grad)[~bound], 1 - np.exp(gap[~bound]), rtol=1e-4)
 
 
-def test_k2_and_k3_are_nonnegative_and_zero_at_equality():
-    logp, ref, mask = put(*draws(3, 2))
-    for estimate in (kl_k2, kl_k3):
-        assert (np.asarray(estimate(logp, ref, mask)) >= 0).all()
-        assert not np.any(estimate(ref, ref, mask))
-
-
 def test_k1_and_k3_estimate_the_divergence_without_bias():
     p = np.exp(LOGITS) / np.exp(LOGITS).sum()
     expected = np.sum(p * np.log(p / Q))
@@ -74,16 +62,10 @@ def mean_gradient(estimate) -> np.ndarray:
     return np.asarray(jax.grad(loss)(logits))
 
 
-def test_the_mean_gradient_of_k1_is_zero():
+def test_the_mean_gradients_are_zero_and_of_the_divergence_and_of_its_reverse():
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum()
+    ratio = np.log(p / Q)
     np.testing.assert_allclose(mean_gradient(kl_k1), np.zeros(4), atol=1e-6)
-
-
-def test_the_gradient_of_k2_is_that_of_the_divergence():
-    p = np.exp(LOGITS) / np.exp(LOGITS).sum()
-    ratio = np.log(p / Q)  # d KL(p | q) / d logits = p (log p/q - KL)
+    # d KL(p | q) / d logits = p (log p/q - KL), d KL(q | p) / d logits = p - q
     np.testing.assert_allclose(mean_gradient(kl_k2), p * (ratio - p @ ratio), rtol=1e-4)
-
-
-def test_the_gradient_of_k3_is_that_of_the_reversed_divergence():
-    p = np.exp(LOGITS) / np.exp(LOGITS).sum()
-    np.testing.assert_allclose(mean_gradient(kl_k3), p - Q, rtol=1e-4)  # d KL(q | p) / d logits
+    np.testing.assert_allclose(mean_gradient(kl_k3), p - Q, rtol=1e-4)

@@ -27,12 +27,6 @@ def test_the_value_loss_is_half_the_squared_error():
     np.testing.assert_allclose(value_loss(*put(value, target, mask)), expected, rtol=1e-5)
 
 
-def test_an_unchanged_value_has_the_plain_loss():
-    value, target, mask = put(*draws(2, 2))
-    plain = value_loss(value, target, mask)
-    np.testing.assert_array_equal(clipped_value_loss(value, value, target, mask), plain)
-
-
 @pytest.mark.parametrize(
     ("value", "old", "target", "loss", "slope"),
     [
