@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from typing import Any
 
 from flax import nnx
 
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
@@ -42,3 +44,9 @@ def policy(seed: int = 0) -> tuple[Any, Any]:
 def split_policy(seed: int = 0) -> SplitModel:
     """The decoder of `policy` as a `SplitModel`."""
     return SplitModel.from_model(nnx.merge(*policy(seed)))
+
+
+def saved_policy(folder: pathlib.Path) -> pathlib.Path:
+    """Saves `policy` and its tokenizer below a folder; returns the folder of the policy."""
+    tokenizer().save(folder / "tokenizer")
+    return save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")

@@ -33,7 +33,6 @@ from jax_ragrl.evaluation.table import (
 )
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.llm.base import NoLLM
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
@@ -59,7 +58,7 @@ from jax_ragrl.types import Question
 from tests.listening import listening
 from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, Tape, passage
-from tests.tiny import policy, split_policy, tokenizer
+from tests.tiny import policy, saved_policy, split_policy, tokenizer
 
 NOWHERE = pathlib.Path("nowhere")
 
@@ -182,8 +181,7 @@ def write_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
 
 
 def test_a_run_has_its_own_system_shapes_and_policies(tmp_path):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     job = write_run(tmp_path / "run", folder)
     system, sampler = load_run_system(RunCheckpoint(tmp_path / "run"))
     assert system == job.recipe.system != SYSTEMS["opera"](context())
@@ -198,8 +196,7 @@ def test_a_run_has_its_own_system_shapes_and_policies(tmp_path):
 
 def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
     """As in the paper's ablations of OPERA: roles are removed without further training."""
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     run = tmp_path / "run"
     write_run(run, folder)
     changes = (
@@ -233,8 +230,7 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
 
 
 def test_an_export_needs_only_the_run_folder(tmp_path, capsys):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     write_run(tmp_path / "run", folder)
     file = tmp_path / "run" / "config.json"
     values, missing = json.loads(file.read_text()), str(tmp_path / "missing")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.load import load_job
 from jax_ragrl.runtime.sharding import mesh_of
 from jax_ragrl.training.loop import train
 from tests.learner.metric_rows import assert_equal_metrics, metric_rows
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy
 
 SMALL = {
     "data.world.size": 40,
@@ -43,8 +41,7 @@ def test_a_run_over_a_mesh_equals_a_run_on_one_device(
     tmp_path: pathlib.Path,
 ):
     """Policy, critic, reference and the frozen language model are split over eight devices."""
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     alone = run(tmp_path / "alone", folder, "()")
     spread = run(tmp_path / "spread", folder, "(2, 2, 2)")
     assert [row["step"] for row in metric_rows(alone)] == [0, 1, 2]

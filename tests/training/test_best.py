@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 
 import jax
@@ -26,6 +25,7 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.text.metrics import METRICS
 from jax_ragrl.training import loop
 from jax_ragrl.training.best import keep_best
+from jax_ragrl.training.log import read_metrics
 from tests.training.test_outage import ROLL_OUT, result, roll_out_nothing, small_run, small_values
 
 
@@ -133,7 +133,7 @@ def test_an_evaluation_of_few_questions_decides_nothing(
     monkeypatch.setattr(loop, "evaluate_models", evaluate)
     with pytest.warns(UserWarning, match="only 1 of 2 dev questions .* no route to the server"):
         loop.train(job, parts, tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(tmp_path)
     assert [row.get("eval/accuracy") for row in rows] == [None, 0.5, 0.4]
     assert "eval/standard_error" not in rows[0] and rows[0]["eval/failed"] == 1
     with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:

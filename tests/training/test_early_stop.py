@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 
@@ -11,6 +10,7 @@ import pytest
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.training import loop
 from jax_ragrl.training.early_stop import SCORE, STANDARD_ERROR, Scores
+from jax_ragrl.training.log import read_metrics
 from tests.training.test_outage import ROLL_OUT, result, roll_out_nothing, small_run
 
 
@@ -94,7 +94,7 @@ def test_a_run_that_ends_early_has_a_checkpoint_and_stays_at_its_end(
             loop.train(job, parts, tmp_path)
     for _ in range(2):
         loop.train(job, parts, tmp_path)
-        rows = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        rows = read_metrics(tmp_path)
         assert [row["step"] for row in rows] == list(range(1, last + 1))
         assert [row["step"] for row in rows if SCORE in row] == evaluated
         assert Checkpoints(tmp_path).latest() == last and steps[-1] == last - 1

@@ -12,12 +12,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
 
-from jax_ragrl.models.hf import save_decoder
 from tests.flags import flags
 from tests.learner.metric_rows import assert_equal_metrics, metric_rows
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy
 from tests.training.test_resume import wait_for
 
 REPO = pathlib.Path(__file__).parents[2]
@@ -97,8 +95,7 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     """Returns the folder of an initial policy."""
-    tokenizer().save(tmp_path / "tokenizer")
-    return save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    return saved_policy(tmp_path)
 
 
 def assert_equal_runs(one: pathlib.Path, other: pathlib.Path) -> None:

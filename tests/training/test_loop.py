@@ -11,14 +11,12 @@ import weakref
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner import state as state_module
 from jax_ragrl.learner.checkpoint import Checkpoints
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run import inference
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
@@ -26,7 +24,7 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop, setup
 from jax_ragrl.training import step as step_module
 from tests.rollout.tape import ANN, BOB, Tape, improvise
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy, tokenizer
 from tests.training.test_outage import ROLL_OUT
 
 
@@ -38,8 +36,7 @@ class FirstRolloutError(Exception):
 def test_initial_weights_are_retained_only_as_references(
     where: str, retained: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     settings = {"policy": folder, "data.world.size": 40, "objective.kl.where": where}
     values = load_config(
         CONFIGS / "tiny" / "c3po.py", [f"--config.{key}={value}" for key, value in settings.items()]
@@ -74,8 +71,7 @@ def test_a_role_without_a_grammar_may_write_every_id():
 def interrupted(tmp_path_factory: pytest.TempPathFactory):
     """A run with a checkpoint: job, components, directory and the saved state."""
     folder = tmp_path_factory.mktemp("interrupted")
-    tokenizer().save(folder / "tokenizer")
-    base = save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+    base = saved_policy(folder)
     settings = {"policy": base, "data.world.size": 40, "objective.critic": "shared", "run.steps": 9}
     settings |= {
         "guard.update_kl.action": "warn"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import json
 import pathlib
 import random
 from typing import Any
@@ -25,7 +24,6 @@ from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.learner.dpo import pairs_of
 from jax_ragrl.learner.packing import Turn, turns_of
 from jax_ragrl.learner.policies import update_all
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import build_forest
 from jax_ragrl.run import inference
@@ -37,9 +35,10 @@ from jax_ragrl.run.load import load_job, load_recipe
 from jax_ragrl.run.parts import Components
 from jax_ragrl.runtime import servers
 from jax_ragrl.training import loop
+from jax_ragrl.training.log import read_metrics
 from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
 from tests.rollout.tape import ANN, BOB
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy
 
 SYSTEMS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "tree_grpo", "rag_ddr")
 SMALL = {
@@ -78,8 +77,7 @@ def small_values(folder: pathlib.Path, **changes: object) -> dict[str, Any]:
 
 def small_run(folder: pathlib.Path, **changes: object) -> tuple[Job, Components]:
     """Returns a job of CoDA in a directory, and its components."""
-    tokenizer().save(folder / "tokenizer")
-    save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+    saved_policy(folder)
     job = load_job(small_values(folder, **changes))
     return job, build_components(job, folder)
 
@@ -100,11 +98,9 @@ def roll_out_nothing(method, environment, questions, step):
     return build_forest(questions, [], {})
 
 
-def test_an_outage_is_not_saved_and_its_steps_are_repeated(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    job, parts = small_run(tmp_path, steps=7, dev_questions=0)
-    down, requests = {1, 2, 3, 4, 5}, []
+def fail_at(monkeypatch: pytest.MonkeyPatch, down: set[int]) -> tuple[set[int], list[Any]]:
+    """Lets all questions of some steps fail; returns these and a list of all rollouts."""
+    requests: list[Any] = []
 
     def roll_out(method, environment, questions, step):
         requests.append((step, [question.id for question in questions]))
@@ -112,6 +108,14 @@ def test_an_outage_is_not_saved_and_its_steps_are_repeated(
         return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
 
     monkeypatch.setattr(ROLL_OUT, roll_out)
+    return down, requests
+
+
+def test_an_outage_is_not_saved_and_its_steps_are_repeated(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    job, parts = small_run(tmp_path, steps=7, dev_questions=0)
+    down, requests = fail_at(monkeypatch, {1, 2, 3, 4, 5})
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
     with pytest.raises(UserError, match=r"5 steps in a row .* no route to the server"):
         loop.train(job, parts, tmp_path)
@@ -121,32 +125,27 @@ def test_an_outage_is_not_saved_and_its_steps_are_repeated(
     with pytest.raises(UserError, match=r"the first step .* no route to the server"):
         loop.train(job, parts, tmp_path)  # the first step of a process does not wait
     assert requests[6:] == [before[1]]
-    requests[:], down = [], {2, 3}  # a shorter outage does not stop the run
+    requests[:] = []
+    down -= {1, 4, 5}  # a shorter outage does not stop the run
     loop.train(job, parts, tmp_path)
     assert requests[:5] == before[1:] and requests[-1][0] == 6
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["failed"] for line in lines] == [0, 0, 2, 2, 0, 0, 0]
+    assert [row["failed"] for row in read_metrics(tmp_path)] == [0, 0, 2, 2, 0, 0, 0]
 
 
 def test_an_outage_at_the_last_step_is_repeated(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     job, parts = small_run(tmp_path, steps=4, dev_questions=0)
-    down, requests = {2, 3}, []
-
-    def roll_out(method, environment, questions, step):
-        requests.append((step, [question.id for question in questions]))
-        failed = range(len(questions)) if step in down else ()
-        return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
-
-    monkeypatch.setattr(ROLL_OUT, roll_out)
+    down, requests = fail_at(monkeypatch, {2, 3})
     with pytest.raises(UserError, match="not saved.*no route to the server.*--workdir=") as error:
         loop.train(job, parts, tmp_path)
     assert str(tmp_path) in str(error.value) and Checkpoints(tmp_path).latest() == 2
-    before, requests[:], down = requests[:], [], set()
+    before = requests[:]
+    requests.clear()
+    down.clear()
     loop.train(job, parts, tmp_path)
     assert requests == before[2:] and Checkpoints(tmp_path).latest() == 4
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(tmp_path)
     assert [(row["step"], row["failed"]) for row in rows] == [(i, 0) for i in (1, 2, 3, 4)]
 
 
@@ -164,7 +163,7 @@ def test_an_evaluation_without_a_score_warns_or_is_repeated(
         loop.train(job, parts, tmp_path)
     assert Checkpoints(tmp_path).latest() == 1
     loop.train(job, parts, tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(tmp_path)
     assert [row["eval/accuracy"] for row in rows] == [None, 0.5]
     assert [row.get("eval/failed") for row in rows] == [2, None]
     assert Checkpoints(tmp_path).latest() == 2
@@ -216,7 +215,7 @@ def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
     servers.COUNTS["server_retries"] += 1  # before the run, of which it is no metric
     for _ in range(2):
         loop.train(job, parts, tmp_path)
-        rows = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        rows = read_metrics(tmp_path)
         assert [(row["step"], row["eval/accuracy"]) for row in rows] == [(0, 0.25), (1, 0.5)]
         assert "server_retries" not in rows[1]
     files = sorted(file.name for file in (tmp_path / "predictions").iterdir())

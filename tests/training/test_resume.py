@@ -11,10 +11,8 @@ import time
 
 import numpy as np
 import pytest
-from flax import nnx
 
-from jax_ragrl.models.hf import save_decoder
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy
 
 REPO = pathlib.Path(__file__).parents[2]
 
@@ -66,8 +64,7 @@ def run_until_killed(workdir: pathlib.Path, own_command: list[str], checkpoint: 
 
 @pytest.mark.slow
 def test_sigterm_saves_the_step_and_a_second_process_is_refused(tmp_path: pathlib.Path):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     workdir = tmp_path / "run"
     # Without the signal only the last step would be saved.
     rare = [*command(workdir, folder), "--config.run.save_every=100"]
@@ -91,8 +88,7 @@ def test_sigterm_saves_the_step_and_a_second_process_is_refused(tmp_path: pathli
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_killed_and_resumed_run_ends_bit_identical(tmp_path: pathlib.Path, staleness: int):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     full, broken = tmp_path / "full", tmp_path / "broken"
     subprocess.run(command(full, folder, staleness), cwd=REPO, check=True)
     for checkpoint in (1, 3):

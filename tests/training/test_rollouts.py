@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
-from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.rollout.tree import Forest, build_forest
-from jax_ragrl.run.build import build_components
+from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop
 from jax_ragrl.training import rollouts as rollouts_module
@@ -30,92 +24,11 @@ from jax_ragrl.training.rollouts import Rollout, Rollouts
 from jax_ragrl.training.setup import method_of
 from jax_ragrl.types import Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
-from tests.tiny import policy, tokenizer
-from tests.training.test_best import moved
 from tests.training.test_outage import ROLL_OUT
+from tests.training.trial import Trial, guard
 
 pytestmark = pytest.mark.filterwarnings("ignore:guard.dead_groups")
 PHASES = [{"steps": 2, "roles": ["router"]}, {"steps": 9, "roles": ["filter", "decision"]}]
-
-
-class Trial:
-    """Runs whose parameters all equal the number of the steps taken, with recorded rollouts.
-
-    Fields:
-      sampled: per rollout, its step, the ids of its questions and the parameters that sampled.
-      learned: per update, its step and the forest.
-      threads: per step, the name of the thread that rolled out.
-      interrupted_at: a step whose update is interrupted once.
-      fails_at: steps whose rollouts find no server.
-      norms: the norms of the gradient of the steps.
-    """
-
-    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-        self.folder, self.norms = folder, [1.0] * 9
-        self.sampled = list[tuple[int, list[str], float]]()
-        self.learned = list[tuple[int, Forest]]()
-        self.threads = dict[int, str]()
-        self.interrupted_at: int | None = None
-        self.fails_at = set[int]()
-        self.replies = itertools.count()  # a language model that never answers the same
-        self.has_learned = [threading.Event() for _ in range(12)]
-        tokenizer().save(folder / "tokenizer")
-        save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
-        monkeypatch.setattr(ROLL_OUT, self.roll_out)
-        monkeypatch.setattr(loop, "learn", self.learn)
-
-    def roll_out(self, method, environment, questions: Sequence[Question], step) -> Forest:
-        self.threads[step] = threading.current_thread().name
-        if self.threads[step].startswith("rollout"):
-            # The update of the step before comes first and takes all buffers that it can.
-            assert self.has_learned[step - 1].wait(60)
-        weight = first(environment.sampler.models["policy"].params)
-        self.sampled.append((step, [question.id for question in questions], weight))
-        if step in self.fails_at:
-            return build_forest(questions, [], dict.fromkeys(range(len(questions)), "no route"))
-        replies = dict.fromkeys(("answer_direct", "answer"), f"reply {next(self.replies)}")
-        return play(Tape(improvise, replies=replies), *questions, expander=PAPER, seed=step)
-
-    def learn(self, method, policies, forest, turns, step):
-        if step == self.interrupted_at:
-            self.interrupted_at = None
-            self.has_learned[step].set()
-            raise KeyboardInterrupt
-        self.learned.append((step, forest))
-        (own,) = policies.values()
-        trained = jax.tree.leaves(own.state.policy.params)
-        after = moved(policies, first(trained) if step else 0)
-        for leaf in trained:
-            leaf.delete()  # as a program to which they are donated
-        self.has_learned[step].set()
-        return after, {"grad_norm": self.norms[step]}
-
-    def train(self, staleness: int = 1, guard: dict[str, Any] | None = None, **run: Any) -> None:
-        for event in self.has_learned:
-            event.clear()
-        settings = {"policy": self.folder / "policy", "data.world.size": 40}
-        settings |= {"objective.importance_weight_cap": 2.0, "index.kind": "exact"}
-        changes = {"steps": 5, "dev_questions": 0, "save_every": 1, "questions_per_step": 2}
-        changes |= {"staleness": staleness} | {k: v for k, v in run.items() if k != "phases"}
-        settings |= {f"run.{name}": value for name, value in changes.items()}
-        overrides = [f"--config.{name}={value}" for name, value in settings.items()]
-        values = load_config(CONFIGS / "tiny" / "c3po.py", overrides)
-        values |= {"guard": guard} if guard else {}
-        values |= {"schedule": {"phases": run["phases"]}} if "phases" in run else {}
-        self.job = load_job(values)
-        loop.train(self.job, build_components(self.job, self.folder), self.folder)
-
-    def rows(self, name: str) -> list[float | None]:
-        """Returns a metric of all steps."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line).get(name) for line in lines]
-
-    def steps_and_weights(self) -> list[tuple[int, float]]:
-        return [(step, weight) for step, _, weight in self.sampled]
-
-
-def first(params: Any) -> float:
-    return float(jax.device_get(jax.tree.leaves(params)[0]).flat[0])
 
 
 @pytest.fixture
@@ -200,8 +113,7 @@ def test_a_phase_begins_with_rollouts_of_its_own_policies(trial: Trial):
 @pytest.mark.filterwarnings("ignore:guard.grad_norm")
 def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial: Trial):
     trial.norms = [1, 1, 50, 1, 1]
-    guard = {"baseline_steps": 2, "patience": 2, "grad_norm": {"threshold": 10.0, "action": "undo"}}
-    trial.train(guard=guard)
+    trial.train(guard=guard("undo"))
     # Step 3 was rolled out once, by the policies before the undone update, which it then trains.
     (_, initial), *rest = trial.steps_and_weights()
     assert rest == [(1, initial), (2, 1.0), (3, 2.0), (4, 2.0)]
@@ -220,26 +132,6 @@ def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_sa
     rollouts.begin({}, 1)
     with pytest.raises(UserError, match="function, which other processes"):
         rollouts.state()
-
-
-@pytest.mark.filterwarnings("ignore:guard.grad_norm")
-def test_the_guard_acts_in_a_resumed_run_as_in_a_whole_one(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    norms = [1, 1, 50, 1, 50, 1, 1]
-    limit = {"threshold": 10.0, "action": "undo"}
-    guard = {"baseline_steps": 2, "patience": 2, "grad_norm": limit}
-    ends = []
-    for stop in (None, 3, 5):
-        trial = Trial(tmp_path / str(stop), monkeypatch)
-        trial.norms, trial.interrupted_at = norms, stop
-        if stop is not None:
-            with pytest.raises(KeyboardInterrupt):
-                trial.train(guard=guard, steps=7, save_every=2)
-        trial.train(guard=guard, steps=7, save_every=2)
-        weights = {step: weight for step, _, weight in trial.sampled}
-        ends.append((weights, trial.rows("staleness"), trial.rows("guard/rate_factor")))
-    assert ends[0] == ends[1] == ends[2]
 
 
 def test_an_outage_in_flight_is_not_saved(trial: Trial):
