@@ -14,18 +14,15 @@ import optax
 import pytest
 from flax import nnx
 
-from jax_ragrl.errors import UserError
 from jax_ragrl.learner import logprobs
 from jax_ragrl.learner.gradients import (
     Gradient,
     TrainState,
     add,
     apply,
-    check_finite,
     gradient,
     layout_of,
     score,
-    zeros,
 )
 from jax_ragrl.learner.logprobs import token_loss
 from jax_ragrl.learner.objective import KL, Objective
@@ -391,18 +388,3 @@ def test_non_finite_moments_are_flagged_too():
     state, metrics = apply(adam, TrainState(params, adam.init(params)), grads)
     assert float(metrics["skipped"]) == 0.0 and np.isfinite(state.params["w"]).all()
     assert float(metrics["not_finite"]) == 1.0
-
-
-def test_check_finite_removes_its_flags_or_names_the_model():
-    metrics = {"not_finite": 0.0, "value/not_finite": 0.0, "loss": 1.0}
-    check_finite(metrics)
-    assert metrics == {"loss": 1.0}
-    with pytest.raises(UserError, match="parameters of the policy are"):
-        check_finite({"not_finite": 1.0, "value/not_finite": 0.0})
-    with pytest.raises(UserError, match="parameters of the critic are"):
-        check_finite({"not_finite": 0.0, "value/not_finite": 2.0})
-
-
-def test_initial_zeros_are_committed_to_the_device():
-    committed = jax.device_put(policy()[1], jax.devices()[0])
-    assert all(x.committed for x in jax.tree.leaves(zeros(committed)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 import sys
 
@@ -14,7 +13,7 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL, Objective
-from jax_ragrl.learner.packing import Turn, group_turns
+from jax_ragrl.learner.packing import group_turns
 from jax_ragrl.learner.update import update
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
@@ -23,6 +22,7 @@ from tests.conftest import REPO
 from tests.docs.pages import PYTHON, blocks
 from tests.learner import reference
 from tests.learner.bigram import CONFIG, GRPO_ADAM, HEAT, LAYOUT, named, prepared, random_decoder
+from tests.learner.test_update import turns
 
 OWN = Objective(critic="none", advantage="group_centred", kl=KL("none"), eps_low=0.1, eps_high=0.3)
 
@@ -37,55 +37,27 @@ def own_losses(tmp_path, monkeypatch):
     sys.modules.pop("own_losses", None)
 
 
-def turns() -> list[Turn]:
-    """Returns siblings and others, with credits of both signs."""
-    draw = np.random.default_rng(3)
-    ids = lambda n: tuple(draw.integers(0, 12, n).tolist())  # noqa: E731
-    one, other = ids(4), ids(3)
-    out = [Turn(k, "planner", one, ids(2 + k)) for k in range(4)]
-    out += [Turn(4 + k, "executor", other, ids(3)) for k in range(2)]
-    credit = [1.0, -0.5, 0.75, -2.0, 0.5, -1.25]
-    return [turn._replace(credit=x) for turn, x in zip(out, credit, strict=True)]
+# Each loss gets log-probabilities of tokens: those to differentiate, those before the update, and
+# constants, those before the step; and the credit and the turn of each token.
 
 
-# Each loop gets log-probabilities: those to differentiate, those before the update, and constants,
-# those before the step. It returns the loss of the minibatch.
-
-
-def cispo(logp, old, now, samples):
+def cispo(logp, old, now, credit, turn):
     """J = 1 / sum_i |o_i| sum_i sum_t sg(clip(r_it)) A_i log pi_it."""
-    total, at = 0.0, 0
-    for turn in samples:
-        for _ in turn.ids:
-            weight = min(max(math.exp(now[at] - old[at]), 0.9), 1.3)
-            total += weight * turn.credit * logp[at]
-            at += 1
-    return -total / at
+    return -np.mean(np.clip(np.exp(now - old), 0.9, 1.3) * credit * logp)
 
 
-def gspo(logp, old, now, samples):
+def gspo(logp, old, now, credit, turn):
     """J = 1/G sum_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|)."""
-    total, at = 0.0, 0
-    for turn in samples:
-        size = len(turn.ids)
-        gap = sum(logp[at + t] - old[at + t] for t in range(size))
-        ratio = math.exp(gap / size)
-        clipped = min(max(ratio, 0.9), 1.3)
-        total += min(ratio * turn.credit, clipped * turn.credit)
-        at += size
-    return -total / len(samples)
+    sizes = np.bincount(turn)
+    ratio, credit = np.exp(np.bincount(turn, logp - old) / sizes), np.bincount(turn, credit) / sizes
+    return -np.mean(np.minimum(ratio * credit, np.clip(ratio, 0.9, 1.3) * credit))
 
 
-def dr_grpo(logp, old, now, samples):
+def dr_grpo(logp, old, now, credit, turn):
     """J = 1/G sum_i 1/L sum_t min(r_it A_i, clip(r_it) A_i), with a constant L."""
-    total, at = 0.0, 0
-    for turn in samples:
-        for _ in turn.ids:
-            ratio = math.exp(logp[at] - old[at])
-            clipped = min(max(ratio, 0.9), 1.3)
-            total += min(ratio * turn.credit, clipped * turn.credit) / 512
-            at += 1
-    return -total / len(samples)
+    ratio = np.exp(logp - old)
+    gain = np.minimum(ratio * credit, np.clip(ratio, 0.9, 1.3) * credit)
+    return -gain.sum() / 512 / (turn.max() + 1)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -101,12 +73,13 @@ def test_the_losses_of_the_page_equal_their_papers(loss, aggregation, epochs):
     policy, samples = prepared(objective, optimizer), turns()
     params, adam = named(policy.state.policy.params), reference.Adam(optimizer, 0.03, epochs)
     tokens = reference.Tokens.of(samples)
+    credit = np.array([samples[i].credit for i in tokens.turn])
     old, losses = reference.logps(params, tokens, HEAT)[0], []
     for _ in range(epochs):
 
         def of(p, now=None):
             logp = reference.logps(p, tokens, HEAT)[0]
-            return loss(logp, old, logp if now is None else now, samples)
+            return float(loss(logp, old, logp if now is None else now, credit, tokens.turn))
 
         losses.append(of(params))
         now = reference.logps(params, tokens, HEAT)[0]

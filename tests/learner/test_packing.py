@@ -81,25 +81,17 @@ def predictions(batch: Batch) -> dict[int, list[tuple[tuple[int, ...], int]]]:
 def test_a_token_is_predicted_from_its_own_context(seed):
     turns = forest_of_turns(seed)
     predicted: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-    for batch in lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT):
+    batches = lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT)
+    for batch in batches:
         predicted |= predictions(batch)
+        for node, role in zip(batch.actions.node_A, batch.actions.role_A, strict=True):
+            assert turns[node].role == ROLES[role]
+    assert sum(int(b.rows.mask_RM.sum()) for b in batches) == sum(len(t.ids) for t in turns)
     for turn in turns:
         context, start = turn.context(), len(turn.prompt)
         expected = [(context[:i], context[i]) for i in range(start, len(context))]
         assert predicted.pop(turn.node) == expected
     assert not predicted
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_turn_is_scored_once_and_padding_never(seed):
-    turns = forest_of_turns(seed)
-    batches = lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT)
-    actions = all_actions(batches)
-    assert sorted(actions.node_A.tolist()) == [turn.node for turn in turns]
-    by_node = {turn.node: turn for turn in turns}
-    for node, role, size in zip(actions.node_A, actions.role_A, actions.size_A, strict=True):
-        assert ROLES[role] == by_node[int(node)].role and size == len(by_node[int(node)].ids)
-    assert sum(int(b.rows.mask_RM.sum()) for b in batches) == sum(len(t.ids) for t in turns)
 
 
 def test_siblings_share_their_prompt_and_are_invisible_to_each_other():
@@ -133,19 +125,6 @@ def test_long_rows_with_one_context_need_no_mask(monkeypatch):
     assert not plain(first, sibling) and not plain(first, stranger, short)
     monkeypatch.setattr(packing, "PLAIN_FROM", 65)
     assert not plain(first)
-
-
-def test_a_conversation_is_stored_once_per_row():
-    """Four rollouts of three turns after one prompt, with observations: one copy of each token."""
-    prompt, turns = tuple(range(20)), []
-    for k in range(4):
-        context = prompt
-        for _ in range(3):
-            turns.append(Turn(len(turns), "planner", context, (100 + k, 101)))
-            context = turns[-1].context() + (200, 201, 202)
-    (group,) = group_turns(turns, Layout(row_lengths=(80,), tokens_per_device=80))
-    assert group.tokens == 20 + 4 * (3 * 2 + 2 * 3)
-    assert sum(len(turn.context()) for turn in turns) == 4 * (22 + 27 + 32)
 
 
 def test_a_group_longer_than_a_row_is_cut():
@@ -214,12 +193,6 @@ def test_only_the_last_batch_has_fewer_rows(devices, sizes):
         assert rows[-1] == min(size for size in sizes if size >= last)
 
 
-def test_without_halvings_all_batches_have_one_size():
-    layout = Layout(row_lengths=(8,), tokens_per_device=9 * 8)
-    turn = Turn(0, "planner", (1,), (1,))
-    assert len(lay_out(group_turns([turn], layout), ROLES, layout)[0].rows.ids_RL) == 9
-
-
 def test_conversations_are_paths_of_continued_turns():
     """Turns 2 and 3 continue turn 0 across a turn with another prompt; 4 and 5 are not trained."""
     (question,) = generate(0, 40).questions["train"][:1]
@@ -268,13 +241,6 @@ def test_a_batch_has_at_least_one_row():
     assert [layout.count(n) for n in layout.row_lengths] == [2, 1]
     assert [layout.count(n, 3) for n in layout.row_lengths] == [6, 3]
     assert [layout.length(n) for n in (1, 48, 49, 128)] == [48, 48, 128, 128]
-
-
-@pytest.mark.parametrize("devices", [1, 4])
-def test_rows_of_a_batch_divide_over_the_devices(devices):
-    turns = forest_of_turns(0)
-    for batch in lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT, devices):
-        assert len(batch.rows.ids_RL) % devices == 0
 
 
 @settings(max_examples=30)

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.learner import role_gradients
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn, group_turns
@@ -17,8 +16,7 @@ from jax_ragrl.learner.passes import accumulate
 from jax_ragrl.learner.role_gradients import describe, inner_products, role_gradient
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.learner.update import compute_targets, score_actions, split_minibatches, update
-from tests.compiled import compilations
-from tests.learner.bigram import GRPO, GRPO_ADAM, LAYOUT, PPO, PPO_ADAM, deep, prepared
+from tests.learner.bigram import GRPO, LAYOUT, PPO, deep, prepared
 from tests.learner.test_update import turns
 
 SHARED = dataclasses.replace(PPO, critic="shared")
@@ -85,34 +83,3 @@ def test_what_a_gradient_of_zero_leaves_undefined_is_left_out():
     assert zero == {"role_gradient/norm/one": 0.0, "role_gradient/norm/two": 0.0}
     half = describe(["one", "two"], np.diag([4.0, 0.0]))
     assert half["role_gradient/share/one"] == 1 and "role_gradient/cosine/one/two" not in half
-
-
-@pytest.mark.parametrize(("objective", "optimizer"), [(PPO, PPO_ADAM), (GRPO, GRPO_ADAM)])
-def test_the_measurement_has_no_part_in_the_update(objective, optimizer):
-    results = []
-    for by_role in (False, True):
-        policy, metrics = run(prepared(objective, optimizer), by_role=by_role)
-        names = {key for key in metrics if key.startswith("role_gradient/")}
-        assert len(names) == (5 if by_role else 0)  # two norms, two shares, one cosine
-        results.append((policy.state, {k: x for k, x in metrics.items() if k not in names}))
-    (state, metrics), (expected, expected_metrics) = results
-    assert metrics == expected_metrics
-    jax.tree.map(np.testing.assert_array_equal, state, expected)
-
-
-def test_the_measurement_compiles_no_gradient_of_its_own(caplog):
-    """The program of the update serves each role."""
-    objective = dataclasses.replace(GRPO, entropy_coefficient=0.05)  # no other test's program
-    policy, _ = run(prepared(objective, Optimizer(0.1)), by_role=False)
-    again = policy._replace(state=jax.tree.map(jax.numpy.copy, policy.state))
-    assert compilations("gradient", caplog, lambda: run(again, by_role=True)) == 0
-
-
-def test_an_update_that_is_not_measured_makes_no_further_pass(monkeypatch):
-    def fail(*_):
-        raise AssertionError("a gradient by role")
-
-    monkeypatch.setattr(role_gradients, "role_gradient", fail)
-    run(prepared(GRPO, GRPO_ADAM), by_role=False)
-    with pytest.raises(AssertionError, match="a gradient by role"):
-        run(prepared(GRPO, GRPO_ADAM), by_role=True)

@@ -15,17 +15,11 @@ from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn, group_turns
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.learner.update import update, update_kl
-from tests.compiled import compilations
 from tests.learner import reference
 from tests.learner.bigram import GRPO, GRPO_ADAM, HEAT, LAYOUT, PPO, PPO_ADAM, named, prepared
 from tests.learner.test_update import turns
 
 FREE = Objective("policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none"))
-
-
-def measured(policy: Policy, samples: list[Turn], *, is_measured: bool = True):
-    groups = group_turns(samples, LAYOUT)
-    return update(policy, groups, random.Random(0), is_measured=is_measured)
 
 
 def logps(policy: Policy, samples: list[Turn]) -> np.ndarray:
@@ -56,7 +50,8 @@ def test_the_move_is_the_divergence_between_both_policies(objective, optimizer):
     policy = prepared(objective, optimizer)
     samples = with_sampler(policy, turns())
     before = logps(policy, samples)
-    policy, metrics = measured(policy, samples)
+    groups = group_turns(samples, LAYOUT)
+    policy, metrics = update(policy, groups, random.Random(0), is_measured=True)
     d = logps(policy, samples) - before
     kl, numbers = np.exp(d) - 1 - d, reference.Tokens.of(samples).turn
     assert kl.mean() > 0.01 and kl.max() < 10
@@ -66,24 +61,27 @@ def test_the_move_is_the_divergence_between_both_policies(objective, optimizer):
         np.testing.assert_allclose(metrics[f"update_kl/{role}"], kl[own].mean(), rtol=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", [Optimizer(0.1), GRPO_ADAM])
-def test_the_measurement_has_no_part_in_the_update(optimizer: Optimizer):
-    results = []
+@pytest.mark.parametrize(("objective", "optimizer"), [(PPO, PPO_ADAM), (GRPO, GRPO_ADAM)])
+def test_measurements_have_no_part_in_the_update_and_no_programs_of_their_own(
+    objective, optimizer, caplog
+):
+    """The program that scores the reference scores the policy, and that of the update each role."""
+    # No other test's program.
+    objective, results = dataclasses.replace(objective, entropy_coefficient=0.07), []
     for is_measured in (False, True):
-        policy, metrics = measured(prepared(GRPO, optimizer), turns(), is_measured=is_measured)
-        assert any("update_kl" in key for key in metrics) == is_measured
-        results.append((policy.state, {k: x for k, x in metrics.items() if "update_kl" not in k}))
+        policy, groups = prepared(objective, optimizer), group_turns(turns(), LAYOUT)
+        measures = {"is_measured": is_measured, "by_role": is_measured}
+        caplog.clear()
+        with jax.log_compiles():
+            policy, metrics = update(policy, groups, random.Random(0), **measures)
+        own = {key for key in metrics if key.startswith(("update_kl/", "role_gradient/"))}
+        # A mean and two roles; two norms, two shares and a cosine.
+        assert len(own) == (3 + 5 if is_measured else 0)
+        results.append((policy.state, {k: x for k, x in metrics.items() if k not in own}))
+    assert not [f for f in ("score", "gradient") if f"compilation of jit({f})" in caplog.text]
     (state, metrics), (expected, expected_metrics) = results
     assert metrics == expected_metrics
     jax.tree.map(np.testing.assert_array_equal, state, expected)
-
-
-def test_the_measurement_compiles_no_program_of_its_own(caplog):
-    """The program that scores the reference scores the policy too."""
-    objective = dataclasses.replace(GRPO, entropy_coefficient=0.07)  # no other test's program
-    policy, _ = measured(prepared(objective, Optimizer(0.1)), turns(), is_measured=False)
-    again = policy._replace(state=jax.tree.map(jax.numpy.copy, policy.state))
-    assert compilations("score", caplog, lambda: measured(again, turns())) == 0
 
 
 def test_the_move_of_preference_pairs_is_measured_too():
