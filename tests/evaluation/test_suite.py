@@ -48,13 +48,6 @@ def test_a_cell_shows_scores_costs_and_failures():
     assert format_cell({"error": "OSError: down"}) == "error" and format_cell(None) == "…"
 
 
-def test_errors_are_listed_below_the_table():
-    cells = {("a", "x"): CELL, ("a", "y"): {"error": "OSError: down"}}
-    page = markdown(["x", "y"], ["a", "b"], cells)
-    assert f"| x | {CELL_TEXT} | … |\n| y | error | … |\n" in page
-    assert page.endswith("- y on a: OSError: down\n")
-
-
 def test_rows_are_compared_with_the_first_one_question_by_question():
     better = {"f1": [1.0, None, 0.5, 1.0, 1.0], "em": [1.0, 1.0, 1.0, 1.0, None]}
     base = {"f1": [0.0, 0.0, 0.5, None, 0.0], "em": [1.0, 1.0, 1.0, 1.0, 1.0]}
@@ -217,21 +210,6 @@ def test_a_run_that_was_trained_further_is_evaluated_again(table_of, sets, capsy
     rows = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
     checkpoints = {row["system"]: row.get("checkpoint") for row in rows}
     assert checkpoints == {"direct": None, "run:run@1": 1, "run:run": 2}
-
-
-def test_an_outage_is_an_error_and_is_retried(sets, capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    states = iter([401] * 5 + ["x"] * 4 + [401])
-    with serving(lambda body: next(states)) as (address, _):
-        assert run(sets, address, "direct") == 2
-        page, message = capsys.readouterr()
-        assert "every cell failed" in message
-        assert "| direct | error | error |" in page and "- direct on one: every question" in page
-        assert page.count("status 401") == 2
-        assert run(sets, address, "direct") == 0
-    page = capsys.readouterr().out
-    assert "| error" not in page and "(1 failed)" in page
-    assert "- direct on two: 1 of 2 questions failed and are left out" in page
 
 
 @pytest.mark.parametrize("option", ["--questions", "--data"])

@@ -246,6 +246,8 @@ def test_an_export_needs_only_the_run_folder(tmp_path, capsys):
 def test_all_names_each_system_that_can_be_built():
     assert select_systems(settings("all", train=NOWHERE)) == tuple(SYSTEMS)
     assert set(SYSTEMS) - set(select_systems(settings("all"))) == LEARNERS
+    with pytest.raises(UserError, match="--train"):
+        SYSTEMS["skr_knn"](context(train=()))
     assert select_systems(settings("ircot", "direct")) == ("ircot", "direct")
 
 
@@ -294,20 +296,6 @@ def test_unknown_names_and_styles_are_refused():
         select_systems(settings("direct", f"{RUN}nowhere"))
     with pytest.raises(UserError, match="style is 'c3po_tiny': use one of tiny, full"):
         select_systems(settings("direct", style="c3po_tiny"))
-
-
-def test_systems_that_learn_need_training_questions():
-    with pytest.raises(UserError, match="--train"):
-        SYSTEMS["skr_knn"](context(train=()))
-
-
-def test_unknown_systems_are_refused_before_files_are_read(capsys):
-    args = ("--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct,nope")
-    assert main(("evaluate", *args)) == 2
-    line = capsys.readouterr().err.strip()
-    assert line.startswith("ragrl: unknown system 'nope'") and "\n" not in line
-    assert main(("evaluate", *args[:-2], "--run", "nowhere")) == 2
-    assert "nowhere/config.json does not exist" in capsys.readouterr().err
 
 
 def test_rows_have_scores_per_hop_count_and_kind():

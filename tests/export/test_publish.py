@@ -52,36 +52,25 @@ def files(folder: pathlib.Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_an_upload_has_the_files_of_the_folder_weights_as_large_files(hub: Hub, folder):
-    target = reserve(NAME)
+def test_an_upload_has_the_files_of_the_folder_and_is_written_again(hub: Hub, folder):
+    """Weights are large files; a name without an owner is of the user."""
+    target = reserve("policy")
+    assert target == reserve(NAME) and target.name == NAME
     upload(folder, target)
     assert files(hub.folders[NAME]) == files(folder)
     assert list(hub.uploads.values()) == [(folder / "model.safetensors").read_bytes()]
     assert hub.verified == set(hub.uploads)
-
-
-def test_a_new_repository_is_private_unless_asked_otherwise(hub: Hub):
-    assert reserve(NAME).is_private and NAME not in hub.public
-    assert not reserve(f"{USER}/open", public=True).is_private
-    assert f"{USER}/open" in hub.public
-
-
-def test_a_name_without_an_owner_is_of_the_user(hub: Hub):
-    assert reserve("policy").name == NAME
-
-
-def test_an_existing_repository_is_written_again(hub: Hub, folder):
-    assert reserve(NAME) == reserve(NAME)
-    upload(folder, reserve(NAME))
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    upload(folder, reserve(NAME))
+    upload(folder, target)
     assert files(hub.folders[NAME]) == files(folder)
 
 
-def test_nothing_becomes_public_without_the_option(hub: Hub):
-    reserve(NAME, public=True)
+def test_a_repository_is_private_unless_asked_otherwise(hub: Hub):
+    assert reserve(NAME).is_private and NAME not in hub.public
+    name = f"{USER}/open"
+    assert not reserve(name, public=True).is_private and name in hub.public
     with pytest.raises(UserError, match="is public already: give --public to upload there"):
-        reserve(NAME)
+        reserve(name)
 
 
 @pytest.mark.parametrize("token", ["", "hf_wrong"])
@@ -92,12 +81,9 @@ def test_a_missing_or_wrong_token_is_reported_with_the_remedy(hub: Hub, token, m
         reserve(NAME)
 
 
-def test_a_repository_of_another_owner_needs_permission(hub: Hub):
+def test_a_repository_of_others_or_of_something_else_is_refused(hub: Hub):
     with pytest.raises(UserError, match="the token may not write to someone/policy: use a token"):
         reserve("someone/policy")
-
-
-def test_a_name_that_belongs_to_something_else_is_refused(hub: Hub):
     hub.reserved.add(NAME)
     with pytest.raises(UserError, match="exists but is not a model, or was renamed: give another"):
         reserve(NAME)

@@ -47,6 +47,10 @@ def always(**texts: str):
     return lambda role, prompt, rng: texts[role]
 
 
+def described(forest, credit: float = 0.0, *more):
+    return describe_rollout(forest, np.full(len(forest.records), credit), *more)
+
+
 def wide(effect, question) -> Branching:
     """A forced route and eight samples; one action elsewhere."""
     if effect.role != "router":
@@ -58,7 +62,7 @@ def test_the_valid_fraction_counts_samples_with_multiplicity():
     """Six valid routes, and an invalid one twice; the forced route does not count."""
     texts = {"router": ["[No Retrieval]"] * 6 + ["nonsense"] * 2}
     forest = play(Tape(texts), expander=wide)
-    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    metrics = described(forest)
     assert forest.multiplicity_N[~forest.leaf_N].sum() == 9
     tokens = [len(r.action.ids) * r.multiplicity for r in forest.records if r.action]
     assert metrics["policy_tokens"] == sum(tokens) > 0
@@ -74,22 +78,22 @@ def test_the_reward_of_own_choices_leaves_forced_ones_out():
     forest = play(Tape(texts), expander=wide)
     leaves = np.flatnonzero(forest.leaf_N)
     forest.reward_N[leaves] = [float(forest.records[i].answer is not None) for i in leaves]
-    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    metrics = described(forest)
     assert metrics["reward/own"] == 6 / 8 and metrics["reward/mean"] == 1 / 2
     alone = play(Tape(always(router="[No Retrieval]")))
-    assert "reward/own" not in describe_rollout(alone, np.zeros(len(alone.records)))
+    assert "reward/own" not in described(alone)
 
     def forced(effect, question) -> Branching:
         return Branching(0, (ForcedAction("[No Retrieval]"),))
 
     forest = play(Tape(texts), expander=forced)
-    assert "reward/own" not in describe_rollout(forest, np.zeros(len(forest.records)))
+    assert "reward/own" not in described(forest)
 
 
 def test_a_step_of_failed_questions_has_only_sizes():
     down = EffectError("down")
     tape = Tape(always(router="[No Retrieval]"), replies={"answer_direct": down})
-    metrics = describe_rollout(play(tape, ANN, BOB), np.zeros(0))
+    metrics = described(play(tape, ANN, BOB))
     sizes = {"nodes": 0.0, "leaves": 0.0, "failed": 2.0, "policy_tokens": 0.0}
     assert metrics == sizes
 
@@ -101,17 +105,11 @@ def test_a_step_has_sizes_strategy_rewards_and_costs():
     }
     tape = Tape(lambda role, prompt, rng: "[No Retrieval]", replies=replies)
     forest = play(tape, ANN, BOB)
-    metrics = describe_rollout(
-        forest._replace(reward_N=forest.leaf_N.astype(np.float32)), np.zeros(2)
-    )
+    metrics = described(forest._replace(reward_N=forest.leaf_N.astype(np.float32)))
     names = ("nodes", "leaves", "failed", "actions_per_rollout/router")
     assert [metrics[name] for name in names] == [1, 1, 1, 1]
-    assert (
-        metrics["strategy_reward/No Retrieval"]
-        == metrics["reward/mean"]
-        == metrics["llm_calls"]
-        == 1
-    )
+    names = ("strategy_reward/No Retrieval", "reward/mean", "llm_calls")
+    assert [metrics[name] for name in names] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_recall_leaves_out_failed_questions():
 
 def test_an_action_that_ends_a_rollout_is_invalid():
     forest = play(Tape(always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1, 7]")))
-    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    metrics = described(forest)
     assert (metrics["valid_frac/router"], metrics["valid_frac/filter"]) == (1, 0)
 
 
@@ -185,8 +183,8 @@ def test_questions_with_equal_rewards_are_counted():
     forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
     leaf_N = forest.leaf_N
     assert zero_variance_fraction(forest) == {}, "a single leaf has nothing to compare with"
-    twins = play(Tape({"router": ["[No Retrieval]", "nonsense"] * 2}), ANN, BOB,
-                 expander=lambda effect, question: Branching(2))  # fmt: skip
+    tape = Tape({"router": ["[No Retrieval]", "nonsense"] * 2})
+    twins = play(tape, ANN, BOB, expander=lambda effect, question: Branching(2))
     rewards = twins._replace(reward_N=np.arange(len(twins.records)) * twins.leaf_N)
     equal = twins._replace(reward_N=twins.leaf_N.astype(np.float32))
     assert zero_variance_fraction(equal) == {"frac_reward_zero_std": 1.0}
@@ -201,7 +199,7 @@ def test_role_rewards_are_means_over_samples():
     plans = [i for i, r in enumerate(forest.records) if r.role == PLAN]
     assert len(plans) == 3 and role_rewards(forest) == {}
     forest.reward_N[plans] = [0.4, 0.2, 1.0]
-    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    metrics = described(forest)
     assert metrics["role_reward/plan"] == pytest.approx((2 * 0.4 + 0.2 + 1.0) / 4)
     assert metrics["frac_reward_zero_std/plan"] == 0.5
     assert metrics["actions_per_rollout/plan"] == 1.0 and metrics["role_reward/analysis"] == 0.0
@@ -230,33 +228,28 @@ def test_expert_fractions_are_of_roles_in_training():
     assert expert_fractions(forced, wide, ("router",)) == {}
 
 
-def test_displayed_metrics_include_every_policy():
-    assert matching_keys(
-        {"kl/mean": 0.1, "entropy": 1.0, "entropy/old/mean": 1.0}, ("entropy", "mfu")
-    ) == ["entropy"]
-    several = {"plan/kl/mean": 0.1, "analysis/kl/mean": 0.2, "plan/entropy/old/plan": 1.0}
-    assert matching_keys(several, ("kl/mean", "entropy")) == ["analysis/kl/mean", "plan/kl/mean"]
-
-
 def test_reward_terms_are_means_over_leaves():
     forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
     leaves = np.flatnonzero(forest.leaf_N)
     format_N = np.full(len(forest.records), 9.0)
     format_N[leaves] = [1.0, 0.5]
-    none_N = np.full(len(forest.records), np.nan)
-    assert (
-        describe_rollout(forest, none_N, lambda _: {"format": format_N})["reward_term/format"]
-        == 0.75
-    )
-    assert "reward_term/format" not in describe_rollout(forest, none_N)
+    metrics = described(forest, np.nan, lambda _: {"format": format_N})
+    assert metrics["reward_term/format"] == 0.75
+    assert "reward_term/format" not in described(forest, np.nan)
 
 
-def test_failed_questions_are_displayed_only_if_any_failed(tmp_path, capsys):
-    log = Log(tmp_path, 0, 2)
+def test_failed_questions_are_displayed_only_if_any_failed(tmp_path, capsys, monkeypatch):
+    """Only the first process writes."""
     plain = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
-    log.write(1, plain | {"failed": 0.0}, None)
-    log.write(2, plain | {"failed": 3.0}, None)
-    log.close()
+    for is_first in (False, True):
+        monkeypatch.setattr(
+            "jax_ragrl.training.log.is_process_zero", lambda is_first=is_first: is_first
+        )
+        log = Log(tmp_path, 0, 2)
+        rows = [log.write(i, plain | {"failed": x}, None) for i, x in ((1, 0.0), (2, 3.0))]
+        log.close()
+        assert [row["failed"] for row in rows] == [0.0, 3.0]
+        assert bool(list(tmp_path.iterdir())) == is_first
     first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
     assert first == "step 1 reward/mean 0.500 time/rollout_s 1.000 time/train_s 2.000"
     assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
@@ -332,17 +325,6 @@ def test_a_resumed_run_refuses_to_decide_without_its_records(tmp_path, run, guar
         check_records(job, tmp_path, 3)  # no decision reads trees
 
 
-def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
-    monkeypatch.setattr("jax_ragrl.training.log.is_process_zero", lambda: False)
-    silent = Log(tmp_path, 0, 1, {})
-    silent.write(1, {"reward/mean": 0.5}, None)
-    silent.close()
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.undo()
-    Log(tmp_path, 0, 1, {}).close()
-    assert list(tmp_path.iterdir()) != []
-
-
 def test_a_clock_measures_compilation_time(monkeypatch):
     spent = iter([10.0, 11.04, 12.5])
     monkeypatch.setattr("jax_ragrl.training.log.compile_seconds", lambda: next(spent))
@@ -364,9 +346,11 @@ def test_programs_are_unexpected_after_the_first_steps_and_the_first_evaluation(
     assert [row["compile/unexpected"] for row in rows] == [0, 0, 0, 0, 0, 2, 0, 1, 0, 4]
 
 
-def test_valid_fractions_of_every_policy_are_displayed():
+def test_displayed_metrics_include_every_policy():
     shares = {"valid_frac/b": 1.0, "a/valid_frac/a": 0.5, "invalid_frac/a": 0.25, "valid_frac": 0.0}
     assert matching_keys(shares, ("valid_frac/",)) == ["a/valid_frac/a", "valid_frac/b"]
+    several = {"plan/kl/mean": 0.1, "analysis/kl/mean": 0.2, "plan/entropy/old/plan": 1.0}
+    assert matching_keys(several, ("kl/mean", "entropy")) == ["analysis/kl/mean", "plan/kl/mean"]
     line = " ".join(format_number(x) for x in (0.0625, 99.9, 937.23, -1234.5))
     assert line == "0.062 99.900 937 -1234"
 

@@ -8,15 +8,13 @@ import socket
 import subprocess
 import sys
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from tests.flags import flags
 from tests.learner.metric_rows import assert_equal_metrics, metric_rows
 from tests.tiny import saved_policy
-from tests.training.test_resume import wait_for
+from tests.training.test_resume import final_arrays, wait_for
 
 REPO = pathlib.Path(__file__).parents[2]
 CONFIG = REPO / "configs" / "tiny" / "c3po.py"
@@ -50,8 +48,8 @@ def start(
 ) -> subprocess.Popen:
     """Starts one process of `ragrl train` with some devices of its own."""
     settings = {**SMALL, "policy": folder, "mesh": mesh, "run.staleness": staleness}
-    settings["run.questions_per_step"] = questions
-    settings["objective.importance_weight_cap"] = 2.0 * staleness
+    settings |= {"run.questions_per_step": questions}
+    settings |= {"objective.importance_weight_cap": 2.0 * staleness}
     overrides = [f"--config.{key}={value}" for key, value in settings.items()]
     ragrl = [sys.executable, "-m", "jax_ragrl.cli.main"]
     command = [*ragrl, "train", f"--config={CONFIG}", *overrides]
@@ -62,15 +60,11 @@ def start(
     )
 
 
-def free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return f"localhost:{free.getsockname()[1]}"
-
-
 def environments(count: int) -> list[dict[str, str]]:
     """Returns the environment variables of each process of one run."""
-    address = free_address()
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
     return [
         {
             "JAX_COORDINATOR_ADDRESS": address,
@@ -83,15 +77,6 @@ def environments(count: int) -> list[dict[str, str]]:
     ]
 
 
-def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    state = ocp.args.StandardRestore(fallback_sharding=here)
-    with ocp.CheckpointManager((workdir / "checkpoints").absolute()) as manager:
-        assert manager.latest_step() == 2
-        restored = manager.restore(2, args=ocp.args.Composite(state=state))
-    return {name: np.asarray(x) for name, x in restored["state"].items()}
-
-
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     """Returns the folder of an initial policy."""
@@ -100,7 +85,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def assert_equal_runs(one: pathlib.Path, other: pathlib.Path) -> None:
     assert_equal_metrics(one, other)
-    expected, actual = final_arrays(one), final_arrays(other)
+    expected, actual = final_arrays(one, 2), final_arrays(other, 2)
     assert set(actual) == set(expected) and len(actual) > 10
     for name, x in expected.items():
         np.testing.assert_allclose(actual[name], x, rtol=1e-3, atol=1e-5, err_msg=name)

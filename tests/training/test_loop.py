@@ -73,9 +73,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("interrupted")
     base = saved_policy(folder)
     settings = {"policy": base, "data.world.size": 40, "objective.critic": "shared", "run.steps": 9}
-    settings |= {
-        "guard.update_kl.action": "warn"
-    }  # the run has no metrics, which `undo` would read
+    settings["guard.update_kl.action"] = "warn"  # the run has no metrics, which `undo` would read
     values = load_config(
         CONFIGS / "tiny" / "c3po.py", [f"--config.{key}={value}" for key, value in settings.items()]
     )

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tests.tiny import saved_policy
@@ -36,12 +38,13 @@ def command(workdir: pathlib.Path, folder: pathlib.Path, staleness: int = 0) -> 
     return [*ragrl, config, f"--workdir={workdir}", *overrides]
 
 
-def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    import orbax.checkpoint as ocp
-
+def final_arrays(workdir: pathlib.Path, step: int = 4) -> dict[str, np.ndarray]:
+    """Returns the arrays of the newest checkpoint, which may be from a mesh."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    state = ocp.args.StandardRestore(fallback_sharding=here)
     with ocp.CheckpointManager((workdir / "checkpoints").absolute()) as manager:
-        assert manager.latest_step() == 4
-        restored = manager.restore(4, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+        assert manager.latest_step() == step
+        restored = manager.restore(step, args=ocp.args.Composite(state=state))
     return {name: np.asarray(x) for name, x in restored["state"].items()}
 
 
