@@ -134,7 +134,7 @@ def test_a_long_cell_is_no_column(tmp_path):
     file = tmp_path / "table.tsv"
     file.write_text("x" * 200_000 + "\ttext\n1\t2\n")
     with pytest.raises(UserError, match="table.tsv"):
-        detect(file)
+        detect(file, "passages")
 
 
 def test_damaged_pages_of_parquet_are_reported(tmp_path):
@@ -142,7 +142,8 @@ def test_damaged_pages_of_parquet_are_reported(tmp_path):
     import pyarrow.parquet
 
     file = tmp_path / "x.parquet"
-    rows = pyarrow.table({"prompt": [f"{i}" * 50 for i in range(2000)]})
+    texts = [f"{i}" * 50 for i in range(2000)]
+    rows = pyarrow.table({"question": texts, "answer": texts})
     pyarrow.parquet.write_table(rows, file)
     data = bytearray(file.read_bytes())
     data[4:400] = bytes(396)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
+from jax_ragrl.corpus.formats import has_passages, load_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.corpus.reading import load_corpus
@@ -118,7 +118,7 @@ def parse_set(text: str) -> list[DataSet]:
     if data.questions.is_dir() and "=" not in text:
         return sets_in(data.questions)
     # The questions of some formats come with their passages.
-    if "passages" in FORMATS[detect(data.questions, "questions")].gives:
+    if has_passages(data.questions):
         return [data._replace(corpus=data.questions)]
     raise UserError(f"{text} names no corpus: give [NAME=]QUESTIONS@CORPUS, or a folder of sets")
 

@@ -39,23 +39,20 @@ class Reading(NamedTuple):
             parts["chunk"] = dataclasses.asdict(self.chunks) | {"units": self.units.name}
         return parts
 
-    def passages(self, path: pathlib.Path | str, format: str | None = None) -> Iterator[Passage]:
+    def passages(self, path: pathlib.Path | str) -> Iterator[Passage]:
         """Yields the passages of a file lazily; arguments and errors as `iter_passages`."""
-        passages = iter_passages(path, format, self.fields)
+        passages = iter_passages(path, self.fields)
         return divide_all(passages, self.chunks, self.units) if self.chunks else passages
 
 
 AS_IS = Reading()  # the file as it is
 
 
-def source_of(
-    path: pathlib.Path, format: str | None, reading: Mapping[str, Any] = store.NO_READING
-) -> list[Any]:
+def source_of(path: pathlib.Path, reading: Mapping[str, Any] = store.NO_READING) -> list[Any]:
     """Returns names, sizes and modification times of files, or of those below a folder.
 
     Args:
       path: the files, see `data_files`.
-      format: of the file; None: detected.
       reading: how it is read, see `Reading.describe`; empty: as it is.
 
     Raises:
@@ -71,12 +68,12 @@ def source_of(
         # of a hash, which would take as long as reading the file.
         stats += [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     parts = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-    return [format, *parts, *([dict(reading)] if reading else [])]
+    # The first entry, the name of a format in earlier versions, keeps their caches valid.
+    return [None, *parts, *([dict(reading)] if reading else [])]
 
 
 def load_corpus(
     path: pathlib.Path | str,
-    format: str | None = None,
     folder: pathlib.Path | None = None,
     choose: Callable[[str], pathlib.Path] | None = None,
     reading: Reading = AS_IS,
@@ -85,7 +82,6 @@ def load_corpus(
 
     Args:
       path: the file, or the folder of a BEIR set.
-      format: a name from `jax_ragrl.corpus.formats.FORMATS`; None detects it from the content.
       folder: caches the passages on disk. The cache is written on the first call, and again if the
         file's size or modification time changes; otherwise the file is not read. None keeps the
         passages in memory.
@@ -97,14 +93,12 @@ def load_corpus(
         `choose` refuses: the folder then stays unchanged.
     """
     passages_on_disk = (
-        None
-        if folder is None
-        else _cached_passages(pathlib.Path(path), format, folder, choose, reading)
+        None if folder is None else _cached_passages(pathlib.Path(path), folder, choose, reading)
     )
     if passages_on_disk is not None:
         return Corpus(passages_on_disk, passages_on_disk.fingerprint, reading.describe())
     # Without a cache, or if it cannot be written, the passages are kept in memory.
-    passages = tuple(reading.passages(path, format))
+    passages = tuple(reading.passages(path))
     try:
         return Corpus(passages, reading=reading.describe())
     except UserError as error:
@@ -114,20 +108,19 @@ def load_corpus(
 
 def _cached_passages(
     path: pathlib.Path,
-    format: str | None,
     folder: pathlib.Path,
     choose: Callable[[str], pathlib.Path] | None,
     reading: Reading,
 ) -> store.StoredPassages | None:
     """Opens or writes the cache of a file's passages; None if the folder is not writable."""
-    source = source_of(path, format, reading.describe())
+    source = source_of(path, reading.describe())
     cache = store.open_passages(folder, source)
     if cache is not None:
         return cache
     # The message below concerns replaced caches only; a first read is expected.
     outdated, target = (folder / store.FILE).exists(), folder
     try:
-        passages = reading.passages(path, format)
+        passages = reading.passages(path)
         target = store.write_passages(passages, folder, source, path, choose)
         if outdated and target == folder:
             print(f"ragrl: {path} is new or has changed: read into {folder}", file=sys.stderr)

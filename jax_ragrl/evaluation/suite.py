@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.data_path import data_path, set_name
-from jax_ragrl.corpus.formats import FORMATS, detect
+from jax_ragrl.corpus.formats import has_passages
 from jax_ragrl.corpus.mixture import load_answered
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import fingerprint
@@ -169,7 +169,7 @@ def with_corpora(settings: TableSettings, sets: Sequence[DataSet]) -> list[DataS
 def _corpus_of(settings: TableSettings, data: DataSet) -> pathlib.Path:
     if data.corpus is not None:
         return data.corpus
-    if "passages" in FORMATS[detect(data.questions, "questions", settings.fields)].gives:
+    if has_passages(data.questions, settings.fields):
         return data.questions
     if settings.corpus is not None:
         return settings.corpus

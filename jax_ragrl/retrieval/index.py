@@ -309,7 +309,7 @@ def load_indexed(
         return load_corpus(path, reading=reading or AS_IS)
     reading = stored_reading(path, folder) if reading is None else reading
     if own_folder:
-        source = source_of(path, None, reading.describe())
+        source = source_of(path, reading.describe())
         # Further corpora next to the index: only names of `folder_of`, 16 hex digits after its own.
         pattern = re.compile(re.escape(folder.name) + "-[0-9a-f]{16}")
         near = sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []
@@ -368,7 +368,7 @@ def stored_reading(path: pathlib.Path, folder: pathlib.Path) -> Reading:
 
     A line on stderr names it. For another file it is `AS_IS`.
     """
-    parts = store.reading_of(passages_folder(folder), source_of(path, None))
+    parts = store.reading_of(passages_folder(folder), source_of(path))
     if not parts:
         return AS_IS
     print(f"ragrl: {path} is read as for the index {folder}: {json.dumps(parts)}", file=sys.stderr)

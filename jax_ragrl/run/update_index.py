@@ -60,7 +60,7 @@ class Changes:
         """Identifies the changed corpus, given the fingerprint of the former one."""
         ids = hashlib.sha256(json.dumps(sorted(self.removed_ids)).encode()).hexdigest()
         reading = self.reading.describe()
-        return [fingerprint, source_of(self.add, None, reading) if self.add else None, ids]
+        return [fingerprint, source_of(self.add, reading) if self.add else None, ids]
 
 
 def update_index(

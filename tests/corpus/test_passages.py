@@ -124,7 +124,7 @@ def test_a_store_that_was_cut_is_written_again(tmp_path, name):
 def test_a_half_replaced_store_is_not_opened(tmp_path, monkeypatch):
     path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
     load_corpus(path, folder=folder)
-    source = reading.source_of(path, None)
+    source = reading.source_of(path)
     other = (PASSAGES[0]._replace(text=PASSAGES[0].text[::-1]), *PASSAGES[1:])  # as long
 
     def killed(*given):
@@ -175,18 +175,17 @@ def test_ids_with_equal_hashes_are_not_repeated_ids():
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    "line",
     [
-        ("dpr", "id\ttext\ttitle\n1\tx\tT\n"),
-        ("flashrag_passages", '{"id": "1", "contents": "T\\nx"}\n'),
-        ("passages_jsonl", '{"id": "1", "title": "T", "text": "x"}\n'),
-        ("beir_corpus", '{"_id": "1", "title": "T", "text": "x"}\n'),
+        "id\ttext\ttitle\n1\tx\tT\n",
+        '{"id": "1", "contents": "T\\nx"}\n',
+        '{"id": "1", "title": "T", "text": "x"}\n',
     ],
 )
-def test_large_formats_are_read_lazily(tmp_path, name, line):
+def test_large_formats_are_read_lazily(tmp_path, line):
     path = tmp_path / "c"
     path.write_text(line + '{"no": "passage"}\n' * 2)
-    read = iter_passages(path, name)
+    read = iter_passages(path)
     assert next(read) == Passage("1", "T", "x")
     with pytest.raises(UserError, match="c, line"):
         next(read)

@@ -94,7 +94,7 @@ def document_files(path: pathlib.Path) -> list[pathlib.Path]:
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
             raise UserError(
-                f"{path} lacks the suffix of a document ({', '.join(READERS)}): name another format"
+                f"{path} lacks the suffix of a document ({', '.join(READERS)}): give it alone"
             )
         return [path]
     files = list[pathlib.Path]()

@@ -43,10 +43,7 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the titles of the supporting facts in FlashRAG's HotpotQA and 2WikiMultiHopQA.
-
-    Each title is a hop (see `published.py`).
-    """
+    # FlashRAG's HotpotQA and 2WikiMultiHopQA have a supporting fact, of another article, per hop.
     facts = metadata.get("supporting_facts")
     titles: Any = facts.get("title") if isinstance(facts, dict) else None
     # Metadata has no fixed form, so that values of other types are ignored.
@@ -54,7 +51,8 @@ def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return unique(titles) if is_list else ()
 
 
-def _question(record: Record, number: int) -> Question:
+def read_question(record: Record, number: int) -> Question:
+    """Reads a question; without an id, the id is the position."""
     # The field may be missing, null, or an empty cell.
     metadata = field(record, "metadata", dict) if record.fields.get("metadata") else {}
     own = Record(f"{record.place}, metadata", metadata)
@@ -73,20 +71,15 @@ def _question(record: Record, number: int) -> Question:
     )
 
 
-def read_flashrag_questions(path: Source) -> tuple[list[Question], list[Passage]]:
-    """Reads questions; without an id, the id is the position."""
-    return [_question(record, n) for n, record in enumerate(read_records(path))], []
-
-
 def _passage(record: Record) -> Passage:
     title, content = split_contents(text(record, "contents"))
     # Some files have the title in a separate field instead.
     return Passage(text(record, "id"), title or optional_text(record, "title"), content)
 
 
-def read_flashrag_passages(path: Source) -> tuple[list[Question], Iterator[Passage]]:
+def read_passages(source: Source) -> tuple[list[Question], Iterator[Passage]]:
     """Reads passages lazily; the title is split from the contents."""
-    return [], map(_passage, read_records(path))
+    return [], map(_passage, read_records(source))
 
 
 def _record(question: Question) -> dict[str, Any]:
@@ -107,7 +100,7 @@ def _record(question: Question) -> dict[str, Any]:
 
 
 def save_questions(questions: Sequence[Question], path: pathlib.Path | str) -> None:
-    """Writes FlashRAG JSON lines, from which `read_flashrag_questions` reads equal questions.
+    """Writes FlashRAG JSON lines, from which `read_question` reads equal questions.
 
     Raises:
       UserError: a question's metadata uses one of the names `gold, steps, hops, kind`.
