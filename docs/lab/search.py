@@ -23,8 +23,8 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.dense import Searcher
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.index import DTYPES, INT8, KINDS
 from jax_ragrl.retrieval.int8 import Int8Searcher, quantize
+from jax_ragrl.retrieval.kinds import DTYPES, INT8, KINDS
 from jax_ragrl.retrieval.scann import ScannSearcher
 
 BLOCK = 1 << 17  # passages sampled at once, to bound temporary memory

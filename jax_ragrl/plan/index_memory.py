@@ -17,9 +17,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import bm25
 from jax_ragrl.retrieval.description import PASSAGES, files_folder, read_description
 from jax_ragrl.retrieval.exact import padded, share_of_first
-from jax_ragrl.retrieval.index import INT8
 from jax_ragrl.retrieval.int8 import CODES, SCALES
-from jax_ragrl.retrieval.kinds import BM25Index, Index, PipelineIndex, VectorIndex
+from jax_ragrl.retrieval.kinds import INT8, BM25Index, Index, PipelineIndex, VectorIndex
 from jax_ragrl.retrieval.scann import BRUTE_FORCE
 from jax_ragrl.run.pipeline import placed_sections
 

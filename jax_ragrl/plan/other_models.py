@@ -43,8 +43,14 @@ from jax_ragrl.retrieval.exact import (
     share_of_first,
     stream_rows,
 )
-from jax_ragrl.retrieval.index import INT8
-from jax_ragrl.retrieval.kinds import HASHED_WORDS, LISTWISE, Index, PipelineIndex, VectorIndex
+from jax_ragrl.retrieval.kinds import (
+    HASHED_WORDS,
+    INT8,
+    LISTWISE,
+    Index,
+    PipelineIndex,
+    VectorIndex,
+)
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import SAMPLING_RULES

@@ -22,10 +22,6 @@ class Retriever(Protocol):
     def search(self, queries: Sequence[str], k: int) -> Sequence[Hits | EffectError]:
         """Returns up to `k` passages per query, best first, in the order of the queries.
 
-        Args:
-          queries: search texts.
-          k: maximum number of passages per query, at least 1.
-
         Returns:
           One entry per query: its hits, or an `EffectError` if the search failed after all retries.
         """
@@ -41,11 +37,6 @@ def check_depth(k: int) -> None:
 def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hits]:
     """Searches all queries and raises the first failure.
 
-    Args:
-      retriever: the retriever.
-      queries: search texts.
-      k: maximum number of passages per query.
-
     Raises:
       EffectError: the search of a query failed.
     """
@@ -55,18 +46,6 @@ def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hit
             raise hits
         all_hits.append(hits)
     return all_hits
-
-
-def page_of(hits: Hits, k: int, page: int) -> Hits:
-    """Returns a page of hits: ranks `k * page` to `k * page + k - 1`.
-
-    Args:
-      hits: hits of a search at least as deep as the page.
-      k: hits per page.
-      page: counted from 0; beyond the last hit a page is empty.
-    """
-    ranks = slice(k * page, k * page + k)
-    return Hits(hits.passages[ranks], hits.scores[ranks])
 
 
 def search_pages(
@@ -82,7 +61,8 @@ def search_pages(
       requests: (query, k, page), with `k` at least 1 and `page` counted from 0.
 
     Returns:
-      The hits per request, in order, or the `EffectError` of its query.
+      The ranks `k * page` to `k * page + k - 1` per request, none beyond the last hit, or the
+      `EffectError` of its query.
 
     Raises:
       UserError: a request with k below 1 or page below 0.
@@ -101,7 +81,10 @@ def search_pages(
     # One depth for all queries is safe, because the first hits do not depend on the depth.
     depth = max(k * (page + 1) for _, k, page in requests)
     hits_of = dict(zip(queries, retriever.search(queries, depth), strict=True))
-    return [
-        hits if isinstance(hits := hits_of[query], EffectError) else page_of(hits, k, page)
-        for query, k, page in requests
-    ]
+    pages: list[Hits | EffectError] = []
+    for query, k, page in requests:
+        hits, ranks = hits_of[query], slice(k * page, k * page + k)
+        if isinstance(hits, Hits):
+            hits = Hits(hits.passages[ranks], hits.scores[ranks])
+        pages.append(hits)
+    return pages

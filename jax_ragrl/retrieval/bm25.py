@@ -52,11 +52,7 @@ SETTINGS = ("language", "k1", "b", "method")
 
 
 def _bm25s() -> Any:
-    """Imports the library.
-
-    Raises:
-      UserError: a package is not installed.
-    """
+    """Imports the library."""
     try:
         # On import it copies an array to the default device, which a guard of copies would refuse.
         with jax.transfer_guard("allow"):
@@ -130,7 +126,6 @@ class BM25Retriever:
 
     @property
     def fingerprint(self) -> str:
-        """Returns the fingerprint of the corpus."""
         return self.corpus.fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
@@ -166,12 +161,7 @@ def best_positive(scores_X: np.ndarray, k: int) -> np.ndarray:
 
 
 def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> BM25Retriever:
-    """Counts the words of a corpus, writes the index and opens it.
-
-    Args:
-      corpus: at least one passage.
-      index: language, k1, b and method.
-      folder: created if it does not exist; an index in it is replaced.
+    """Counts the words of a corpus, writes an index in place of an existing one, and opens it.
 
     Raises:
       UserError: a package is not installed, or no passage has a word.
@@ -210,10 +200,6 @@ def describe(corpus: Corpus, index: BM25Index) -> dict[str, Any]:
 def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
     """Opens an index with the corpus for which it was built.
 
-    Args:
-      folder: written by `build_bm25`.
-      corpus: the same passages in the same order.
-
     Raises:
       UserError: no index of this kind, another corpus, missing or damaged files.
     """
@@ -245,9 +231,6 @@ def open_or_build_bm25(
     """Opens the index of a folder; builds it first if there is none.
 
     Args:
-      corpus: the passages.
-      index: language, k1, b and method.
-      folder: of the index.
       may_build: False if another process builds a missing index.
 
     Raises:

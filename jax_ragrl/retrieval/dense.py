@@ -44,7 +44,6 @@ class DenseRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """Returns the fingerprint of the corpus."""
         return self.corpus.fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:

@@ -48,7 +48,6 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
 
 
 def _is_complete(description: Any) -> bool:
-    """Whether a description has the keys of its kind, with values of their types."""
     if not isinstance(description, dict):
         return False
     has_vectors = description.get("kind") not in (BM25Index.kind, PipelineIndex.kind)
@@ -62,12 +61,7 @@ def _is_complete(description: Any) -> bool:
 
 
 def encoder_source(description: Mapping[str, Any]) -> str:
-    """Returns the name or folder of the encoder of an index.
-
-    Args:
-      description: its `index.json`. Without a source it is the kind, such as `hashed`; an index of
-        words has `none`.
-    """
+    """Returns the name or folder of the encoder of an index."""
     encoder = description.get("encoder", {"kind": "none"})
     return str(encoder.get("source", encoder["kind"]))
 
@@ -78,13 +72,7 @@ def reading_facts(corpus: Corpus) -> dict[str, Any]:
 
 
 def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:
-    """Raises `UserError` if the index of a folder was built for another corpus.
-
-    Args:
-      folder: of the index.
-      description: its `index.json`.
-      corpus: the corpus that it is opened with.
-    """
+    """Raises `UserError` if the index of a folder was built for another corpus."""
     if description["corpus"] != corpus.fingerprint:
         raise UserError(
             f"index {folder} was built for corpus {description['corpus']}, but "

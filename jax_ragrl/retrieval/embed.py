@@ -98,9 +98,6 @@ def embed_share(
     """Encodes and writes the shards of one process that are missing.
 
     Args:
-      passages: in the order of the corpus.
-      encoder: the passage encoder.
-      writer: of the shards.
       share: the number of the process, and how many there are.
       known_vectors: vectors that are copied instead of computed.
     """

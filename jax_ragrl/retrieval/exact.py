@@ -86,15 +86,6 @@ def _scan(
     stream: int,
     k: int,
 ) -> tuple[Array, Array]:
-    """Returns the k best of all passages, from the k best of each block.
-
-    Args:
-      best: returns the k best of a block, given its first index and its rows.
-      passages: all rows, more than a block.
-      stream: rows per block.
-      k: hits per query, at most `stream`.
-    """
-
     def rows(start: Array | int, length: int) -> Vectors:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length), passages)
 
@@ -109,7 +100,6 @@ def _scan(
 
 
 def _merge(first: tuple[Array, Array], second: tuple[Array, Array], k: int) -> tuple[Array, Array]:
-    """Merges hits with lower indices and hits with higher ones; ties stay ordered by index."""
     scores, index = (jnp.concatenate(x, axis=1) for x in zip(first, second, strict=True))
     scores_QK, at_QK = jax.lax.top_k(scores, k)
     return scores_QK, jnp.take_along_axis(index, at_QK, axis=1)
@@ -177,13 +167,7 @@ def pad_to_blocks(vectors_XD: np.ndarray) -> np.ndarray:
 
 
 def bucket(n: int, low: int, high: int) -> int:
-    """Rounds n up to a power of two between `low` and `high`, so that few shapes are compiled.
-
-    Args:
-      n: the size to round.
-      low: smallest result.
-      high: largest result.
-    """
+    """Rounds n up to a power of two between `low` and `high`, so that few shapes are compiled."""
     return min(max(low, 1 << (n - 1).bit_length()), high)
 
 

@@ -41,11 +41,6 @@ METHODS: Mapping[str, Callable[[Hits], np.ndarray]] = {
 def fuse(results: Sequence[Hits], weights: Sequence[float], method: str) -> Hits:
     """Merges the hits of one query, best first.
 
-    Args:
-      results: the hits per retriever.
-      weights: one per retriever.
-      method: a key of `METHODS`.
-
     Returns:
       Every passage of the results once. Ties are in the order of the retrievers, then of ranks.
     """
@@ -84,7 +79,6 @@ class FusedRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """Returns the fingerprint of the corpus; of several, all of them."""
         return " + ".join(dict.fromkeys(r.fingerprint for r in self.retrievers))
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:

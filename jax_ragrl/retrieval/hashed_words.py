@@ -59,13 +59,6 @@ class HashedEncoder:
     """
 
     def __init__(self, counts: dict[int, int], documents: int, dimension: int = 1024):
-        """Computes the weights.
-
-        Args:
-          counts: number of passages per hashed word.
-          documents: number of passages.
-          dimension: D, at least 1.
-        """
         if dimension < 1:
             raise UserError(f"dimension is {dimension}: it must be at least 1 (1024 is usual)")
         self.dimension = dimension
@@ -129,11 +122,7 @@ class HashedEncoder:
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> HashedEncoder:
-        """Reads the encoder that `save` wrote.
-
-        Raises:
-          UserError: the file is missing or damaged.
-        """
+        """Reads the encoder that `save` wrote."""
         try:
             arrays = dict(np.load(folder / FILE))
             counts = dict(zip(arrays["key"].tolist(), arrays["count"].tolist(), strict=True))

@@ -27,12 +27,7 @@ TRANSIENT = (429, 502, 503, 504)  # independent of the request; worth a retry
 
 
 class RefusedError(EffectError):
-    """A reply of another status than 200 to the request itself.
-
-    Args:
-      why: the message.
-      status: of the reply.
-    """
+    """A reply of another status than 200 to the request itself."""
 
     def __init__(self, why: str, status: int) -> None:
         super().__init__(why)
@@ -72,9 +67,6 @@ class RetryingClient:
         """Posts JSON, see `send`.
 
         Args:
-          path: appended to the address.
-          body: a value for JSON.
-          read: of `send`.
           key: the user's API key; empty sends none.
           options: `patient` of `send`.
         """
@@ -93,8 +85,6 @@ class RetryingClient:
         """Returns the value of a reply; retries until another try would not change it.
 
         Args:
-          method: the HTTP method.
-          path: appended to the address.
           read: parses the body of a reply with status 200; if it fails, the request is tried again.
           patient: whether an internal error of the server (500) is retried too.
           request: further arguments of `httpx2.AsyncClient.request`.

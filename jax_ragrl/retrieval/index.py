@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS, Chunks, Units
 from jax_ragrl.corpus.duplicates import report_duplicates
@@ -52,7 +51,7 @@ from jax_ragrl.retrieval.embed import Encoder, KnownVectors, embed
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.int8 import Int8Searcher, write_int8
-from jax_ragrl.retrieval.kinds import HASHED_WORDS, check_dtype, check_recall
+from jax_ragrl.retrieval.kinds import HASHED_WORDS, INT8, check_settings
 from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.retrieval.scann import (
@@ -69,10 +68,6 @@ from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
 from jax_ragrl.types import Question
 
-KINDS = ("exact", "scann")
-INT8 = "int8"
-# Of vectors: bfloat16 halves the bytes at about equal recall, int8 quarters those on the devices.
-DTYPES = ("float32", "bfloat16", INT8)
 # Imported vectors are checked by encoding a few passages again. Their relative distance must stay
 # below a limit that tolerates formatting but not another passage: a title in quotes moves MiniLM's
 # vectors by 0.10, and the next passage of a Wikipedia article differs by 0.70 (E5).
@@ -104,19 +99,6 @@ def _check_vectors(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.
     return vectors_XD
 
 
-def _searcher(folder: pathlib.Path, description: Mapping[str, Any]) -> Searcher:
-    """Opens the searcher of an index, with the setting that `tune` chose, if it did."""
-    if description["kind"] == "scann":
-        search = description.get("search", {})
-        values = [search[key] for key in Setting._fields if key in search]
-        setting = Setting(*values) if values else None
-        count = description["count"]
-        return ScannSearcher.open(folder / "scann", folder / "vectors", count, setting)
-    if description.get("dtype") == INT8:
-        return Int8Searcher.open(folder)
-    return ExactSearcher(MappedArray(folder / "vectors"))
-
-
 def build_index(
     corpus: Corpus,
     encoder: Encoder,
@@ -133,10 +115,7 @@ def build_index(
     writes the other files.
 
     Args:
-      corpus: at least one passage.
       encoder: e.g. `HashedEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
-      kind: `exact` or `scann`.
-      folder: created if it does not exist; an index in it is replaced.
       vectors: floats [X, D] that this encoder computed before (see `open_vectors`); None encodes
         the corpus.
       dtype: of the vectors on disk, and on the devices of an exact searcher; see `DTYPES`.
@@ -147,12 +126,15 @@ def build_index(
       UserError: unknown kind or dtype, ScaNN missing, a recall that the kind does not read, or
         vectors that do not fit.
     """
-    one_of("index kind", kind, KINDS)
-    one_of("index dtype", dtype, DTYPES)
-    check_dtype(dtype, kind)
-    check_recall(recall, kind)
+    check_settings(kind, dtype, recall)
     folder = pathlib.Path(folder)
-    on_process_zero(lambda: _begin(folder))
+
+    def begin() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Removed first and written last, so that its presence proves that the index is complete.
+        (folder / FILE).unlink(missing_ok=True)
+
+    on_process_zero(begin)
     # Eight bits come from float32 vectors, which remain for the second scores.
     stored_dtype = "float32" if dtype == INT8 else dtype
     if vectors is None:
@@ -168,29 +150,30 @@ def build_index(
     return _open(folder, read_description(folder), corpus, encoder)
 
 
-def _begin(folder: pathlib.Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    # Removed first and written last, so that its presence proves that the index is complete.
-    (folder / FILE).unlink(missing_ok=True)
-
-
 def _finish(
     folder: pathlib.Path, corpus: Corpus, encoder: Encoder, settings: tuple[str, str, float]
 ) -> None:
-    """Writes all but the vectors of an index; `settings` are its kind, dtype and recall."""
     kind, dtype, recall = settings
     encoder.save(folder / "encoder")
     if dtype == INT8:
         write_int8(MappedArray(folder / "vectors"), folder)
-    facts = _build_scann(folder, recall) if kind == "scann" else {}
-    _write_description(folder, corpus, encoder, {"kind": kind, "dtype": dtype, **facts})
+    description = {
+        "corpus": corpus.fingerprint,
+        "encoder": encoder.describe(),
+        "dimension": encoder.dimension,
+        "count": len(corpus),
+        **reading_facts(corpus),
+        "kind": kind,
+        "dtype": dtype,
+        **(_build_scann(folder, recall) if kind == "scann" else {}),
+    }
+    write_json(folder / FILE, description)
     # After the description: a build that is killed before that point resumes from its progress.
     forget_progress(folder / "vectors")
     drop_versions(folder)
 
 
 def _build_scann(folder: pathlib.Path, recall: float) -> dict[str, Any]:
-    """Builds and tunes the searcher of an index; returns its facts for `index.json`."""
     vectors_XD = read_array(folder / "vectors")
     build_scann(vectors_XD, folder / "scann")
     files = hash_files(folder / "scann") if len(vectors_XD) >= BRUTE_FORCE else ""
@@ -201,26 +184,19 @@ def _build_scann(folder: pathlib.Path, recall: float) -> dict[str, Any]:
     return facts
 
 
-def _write_description(
-    folder: pathlib.Path, corpus: Corpus, encoder: Encoder, facts: Mapping[str, Any]
-) -> None:
-    description = {
-        "corpus": corpus.fingerprint,
-        "encoder": encoder.describe(),
-        "dimension": encoder.dimension,
-        "count": len(corpus),
-        **reading_facts(corpus),
-        **facts,
-    }
-    write_json(folder / FILE, description)
-
-
 def _open(
     folder: pathlib.Path, description: Mapping[str, Any], corpus: Corpus, encoder: Encoder
 ) -> DenseRetriever:
-    searcher = _searcher(folder, description)
-    search = description.get("search", {})
+    search = description.get("search", {})  # of `tune`, if it chose a setting
     setting = [search[key] for key in Setting._fields if key in search]
+    searcher: Searcher
+    if description["kind"] == "scann":
+        chosen = Setting(*setting) if setting else None
+        searcher = ScannSearcher.open(folder / "scann", folder / "vectors", len(corpus), chosen)
+    elif description.get("dtype") == INT8:
+        searcher = Int8Searcher.open(folder)
+    else:
+        searcher = ExactSearcher(MappedArray(folder / "vectors"))
     build = " ".join(map(str, [description.get("files", ""), *setting])).strip()
     return DenseRetriever(corpus, encoder, searcher, build)
 
@@ -233,7 +209,7 @@ def reload_encoder(description: dict[str, Any], folder: pathlib.Path) -> Encoder
 
 
 def _identity(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a description without the model's path, because a folder may move."""
+    """The model's path is left out, because a folder may move."""
     return {name: value for name, value in description.items() if name != "source"}
 
 
@@ -243,8 +219,6 @@ def open_index(
     """Opens an index with the corpus for which it was built.
 
     Args:
-      folder: written by `build_index`.
-      corpus: the same passages in the same order.
       encoder: None loads the encoder named in the index; another encoder must equal it.
 
     Raises:
@@ -295,8 +269,6 @@ def load_indexed(
     path is itself the folder of an index, its passages are opened.
 
     Args:
-      path: the file or folder of the passages.
-      folder: of the index.
       reading: how the file is read; None: as for the index, see `stored_reading`.
       own_folder: whether a second corpus gets a folder next to this one, see `folder_of`.
 
@@ -321,7 +293,12 @@ def load_indexed(
     def choose(fingerprint: str) -> pathlib.Path:
         if own_folder and (own := folder_of(folder, fingerprint)) != folder:
             return own / PASSAGES
-        _refuse_other(folder, fingerprint, path)
+        owner = _owner(folder) if (folder / FILE).exists() else ""
+        if owner not in ("", fingerprint):
+            raise UserError(
+                f"index {folder} was built for corpus {owner}, but {path} holds {fingerprint}: "
+                "rerun 'ragrl index', or give the corpus it was built for"
+            )
         return cache
 
     return load_corpus(path, folder=cache, choose=choose, reading=reading)
@@ -332,21 +309,8 @@ def passages_folder(folder: pathlib.Path) -> pathlib.Path:
     return (files_folder(folder) if (folder / FILE).exists() else folder) / PASSAGES
 
 
-def _refuse_other(folder: pathlib.Path, fingerprint: str, path: pathlib.Path) -> None:
-    """Raises `UserError` if a folder has the index of another corpus."""
-    expected = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
-    if expected not in ("", fingerprint):
-        raise UserError(
-            f"index {folder} was built for corpus {expected}, but {path} holds {fingerprint}: "
-            "rerun 'ragrl data index', or give the corpus it was built for"
-        )
-
-
 def folder_of(folder: pathlib.Path, fingerprint: str) -> pathlib.Path:
-    """Returns the folder of the index of a corpus.
-
-    It is the given one, unless that belongs to another corpus; then `FOLDER-FINGERPRINT`.
-    """
+    """Returns the folder, or `FOLDER-FINGERPRINT` if it has the index of another corpus."""
     owner = _owner(folder)
     if owner in ("", fingerprint):
         return folder
@@ -384,17 +348,11 @@ def reading_of(parts: Mapping[str, Any]) -> Reading:
 
 def units_of(name: str) -> Units:
     """Returns the units of an encoder's input by its name; hashed words and `words` are words."""
-    is_words = name in (WORDS.name, HASHED_WORDS)
-    return WORDS if is_words else encoder_units(name)
+    return WORDS if name in (WORDS.name, HASHED_WORDS) else encoder_units(name)
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     """Loads an encoder: `hashed`, `minilm`, or the folder or name of a text encoder.
-
-    Args:
-      name: the name or folder.
-      corpus: the weights of hashed words are computed from it.
-      prefixes: see `models.encoder.load_encoder`.
 
     Raises:
       UserError: the folder holds no such model, or MiniLM's package is not installed.
@@ -414,11 +372,6 @@ def with_gold(
     """Returns the questions on which recall is measured; none without a path.
 
     If none names gold passages, these are the questions with an answer (see `answer_recall`).
-
-    Args:
-      path: questions in any known format.
-      qrels: relevance judgments, which replace the questions' own gold.
-      fields: names of fields in the file of questions, see `formats.own`.
 
     Raises:
       UserError: a file cannot be read, or no question has gold passages or an answer.
@@ -457,11 +410,6 @@ def run_index(
     """Builds an index from a file; implements `ragrl data index`.
 
     Args:
-      corpus_path: passages in any known format.
-      out: the index folder.
-      encoder: see `make_encoder`.
-      kind: `exact` or `scann`.
-      questions_path: questions in any known format; recall is measured on those with gold.
       vectors_path: a file of vectors that this encoder computed before.
       dtype: of the vectors, see `build_index`.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
@@ -475,14 +423,8 @@ def run_index(
       `duplicates` (see `describe_duplicates`), with a recall also `search` (see `tune`); with
       questions also their number, the result of
       `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
-
-    Raises:
-      UserError: an argument cannot be used.
     """
-    one_of("index kind", kind, KINDS)
-    one_of("index dtype", dtype, DTYPES)
-    check_dtype(dtype, kind)
-    check_recall(recall, kind)
+    check_settings(kind, dtype, recall)
     # Read before the long work, so that a wrong path fails immediately.
     questions = with_gold(questions_path, qrels_path, reading.fields)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
@@ -508,14 +450,7 @@ def run_index(
 def read_corpus(
     path: pathlib.Path | str, folder: pathlib.Path, reading: Reading, units: Callable[[], Units]
 ) -> Corpus:
-    """Reads the corpus of an index that is about to be built.
-
-    Args:
-      path: passages in any known format.
-      folder: of the index.
-      reading: how they are read.
-      units: loads the units of chunks; not called for whole passages.
-    """
+    """Reads the corpus of an index that is about to be built."""
     if reading.chunks:
         reading = reading._replace(units=units())
     return load_corpus(path, folder=folder / PASSAGES, reading=reading)

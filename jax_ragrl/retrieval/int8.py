@@ -30,12 +30,7 @@ def quantize(vectors_XD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_int8(vectors_XD: MappedArray, folder: pathlib.Path) -> None:
-    """Writes codes and scales of the vectors of an index, shard by shard.
-
-    Args:
-      vectors_XD: float32.
-      folder: of the index.
-    """
+    """Writes codes and scales of the float32 vectors of an index folder, shard by shard."""
     count, width = vectors_XD.shape
     shapes = {CODES: ((count, width), "int8"), SCALES: ((count, 1), "float32")}
     for name in shapes:
@@ -71,11 +66,7 @@ class Int8Searcher:
 
     @classmethod
     def open(cls, folder: pathlib.Path) -> Int8Searcher:
-        """Opens the searcher of an index folder, whose vectors may have been deleted.
-
-        Raises:
-          UserError: codes, scales or vectors are damaged.
-        """
+        """Opens the searcher of an index folder, whose vectors may have been deleted."""
         vectors = folder / "vectors"
         read = MappedArray(vectors).take if vectors.exists() else None
         return cls(MappedArray(folder / CODES), MappedArray(folder / SCALES), read)
@@ -95,7 +86,6 @@ class Int8Searcher:
 
 
 def _scores(query_D: np.ndarray, rows_CD: np.ndarray) -> np.ndarray:
-    """Returns inner products on the grid, float32 [C]."""
     grid = np.float32(GRID)
     scores_C: np.ndarray = np.round(rows_CD.astype(np.float32, copy=False) @ query_D * grid) / grid
     return scores_C

@@ -6,14 +6,17 @@ The key `kind` selects one (`config.schema.convert`); a key that this one does n
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from jax_ragrl.config.ranges import Count, Natural, NotNegative, Positive, Share
-from jax_ragrl.config.schema import check_scheme, is_http, local
+from jax_ragrl.config.schema import check_scheme, is_http, local, one_of
 from jax_ragrl.errors import UserError
 
 HASHED_WORDS = "hashed"  # the encoder of hashed words
+KINDS, INT8 = ("exact", "scann"), "int8"
+# Of vectors: bfloat16 halves the bytes at about equal recall, int8 quarters those on the devices.
 VectorDtype = Literal["float32", "bfloat16", "int8"]
+DTYPES = get_args(VectorDtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +44,18 @@ class VectorIndex:
         # Checked here, because the encoding of a corpus may take hours before the folder is used.
         if self.folder:
             local(self.folder)
-        check_recall(self.recall, self.kind)
-        check_dtype(self.dtype, self.kind)
+        check_settings(self.kind, self.dtype, self.recall)
 
 
-def check_dtype(dtype: str, kind: str) -> None:
-    """Raises `UserError` if a kind of index cannot store its vectors in a dtype."""
-    if dtype == "int8" and kind != "exact":
+def check_settings(kind: str, dtype: str, recall: float) -> None:
+    """Raises `UserError` if an index of vectors cannot have a kind, a dtype or a recall."""
+    one_of("index kind", kind, KINDS)
+    one_of("index dtype", dtype, DTYPES)
+    if dtype == INT8 and kind != "exact":
         raise UserError(
             f"index dtype is int8, but the index kind is {kind}, which has its own codes: use "
             "the kind exact, or the dtype bfloat16"
         )
-
-
-def check_recall(recall: float, kind: str) -> None:
-    """Raises `UserError` if a kind of index cannot be tuned for a recall; 0 asks for nothing."""
     if not 0 <= recall <= 1:
         raise UserError(
             f"index recall is {recall}, but it is a share: give a number such as 0.98, or 0"
@@ -69,20 +69,9 @@ def check_recall(recall: float, kind: str) -> None:
 
 # The languages of which both stop words and a stemmer exist; see `retrieval.bm25`.
 Language = Literal[
-    "english",
-    "danish",
-    "dutch",
-    "french",
-    "german",
-    "italian",
-    "norwegian",
-    "portuguese",
-    "russian",
-    "spanish",
-    "swedish",
-    "turkish",
-    "none",
-]
+    "english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
+    "russian", "spanish", "swedish", "turkish", "none",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

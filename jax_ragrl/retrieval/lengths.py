@@ -20,7 +20,6 @@ class LongPassages(NamedTuple):
     Fields:
       number: of these passages; an estimate from `SAMPLE` passages in a larger corpus.
       longest: the size of the longest.
-      limit: in units.
       units: `words`, or the encoder whose tokens were counted.
     """
 

@@ -27,8 +27,6 @@ def recall_at(gold: Sequence[str], passages: Sequence[Passage], k: int) -> float
 
     Args:
       gold: ids or titles of the gold passages, at least one.
-      passages: ranked, best first.
-      k: number of passages to consider.
     """
     return len(names_of(passages[:k]) & set(gold)) / len(set(gold))
 
@@ -46,12 +44,7 @@ def gains(gold: Sequence[str], passages: Sequence[Passage]) -> list[int]:
 def ndcg_at(gold: Sequence[str], passages: Sequence[Passage], k: int) -> float:
     """Computes the normalized discounted cumulative gain (Järvelin and Kekäläinen 2002).
 
-      nDCG = Σ_r gain_r / log2(1 + r)  divided by its value if all gold passages came first
-
-    Args:
-      gold: ids or titles of the gold passages, at least one.
-      passages: ranked, best first; r counts from 1.
-      k: number of passages to consider.
+    nDCG = Σ_r gain_r / log2(1 + r)  divided by its value if all gold passages came first
     """
     discounts = [1 / math.log2(1 + r) for r in range(1, k + 1)]
     pairs = zip(gains(gold, passages[:k]), discounts, strict=False)
@@ -60,13 +53,7 @@ def ndcg_at(gold: Sequence[str], passages: Sequence[Passage], k: int) -> float:
 
 
 def reciprocal_rank(gold: Sequence[str], passages: Sequence[Passage], k: int) -> float:
-    """Computes 1 / rank of the first gold passage; 0 if there is none (Voorhees 1999).
-
-    Args:
-      gold: ids or titles of the gold passages.
-      passages: ranked, best first; ranks count from 1.
-      k: number of passages to consider.
-    """
+    """Computes 1 / rank of the first gold passage; 0 if there is none (Voorhees 1999)."""
     gain = gains(gold, passages[:k])
     return 1 / (1 + gain.index(1)) if 1 in gain else 0.0
 
@@ -80,30 +67,18 @@ def measure(gold: Sequence[str], passages: Sequence[Passage]) -> dict[str, float
     }
 
 
-def answers_in(
-    answers: Sequence[str], passages: Sequence[Passage], ks: Sequence[int] = KS
-) -> dict[str, float]:
-    """Returns whether an answer occurs in one of the first k passages, with their titles.
-
-    Args:
-      answers: correct answers, compared as whole tokens.
-      passages: ranked, best first.
-      ks: depths.
+def answers_in(answers: Sequence[str], passages: Sequence[Passage]) -> dict[str, float]:
+    """Returns whether an answer occurs, as whole tokens, in the first k passages with their titles.
 
     Returns:
-      `{"answer_recall@2": 1.0, ...}`, one entry per depth.
+      `{"answer_recall@2": 1.0, ...}`, one entry for each of `KS`.
     """
-    hits = [cover_match_tokens(f"{p.title} {p.text}", answers) for p in passages[: max(ks)]]
-    return {f"answer_recall@{k}": max(hits[:k], default=0.0) for k in ks}
+    hits = [cover_match_tokens(f"{p.title} {p.text}", answers) for p in passages[: max(KS)]]
+    return {f"answer_recall@{k}": max(hits[:k], default=0.0) for k in KS}
 
 
 def recall_by_turn(gold: Sequence[str], turns: Iterable[Sequence[Passage]]) -> list[float]:
-    """Returns the recall of all passages up to each turn, of which the last is the total.
-
-    Args:
-      gold: ids or titles of the gold passages, at least one.
-      turns: the passages that each turn added, in order.
-    """
+    """Returns the recall of all passages up to each turn, of which the last is the total."""
     names: set[str] = set()
     recalls = []
     for passages in turns:

@@ -17,41 +17,17 @@ from jax_ragrl.retrieval.measures import (
     example_names,
     measure,
     missing_gold,
-    recall_at,
 )
 from jax_ragrl.types import Hits, Passage, Question
 
 Measure = Callable[[Question, Sequence[Passage]], Mapping[str, float]]
-
-
-def recall(
-    retriever: Retriever, questions: Sequence[Question], ks: Sequence[int] = KS
-) -> dict[str, float]:
-    """Computes mean recall over the questions that name gold passages, with the text as query.
-
-    Questions whose search failed are excluded, as in an evaluation.
-
-    Args:
-      retriever: the retriever.
-      questions: questions; those without gold passages are ignored.
-      ks: depths.
-
-    Returns:
-      `{"recall@2": ..., ...}`, one entry per depth.
-
-    Raises:
-      UserError: no question names gold passages.
-      EffectError: every search failed.
-    """
-    # One search at the greatest depth serves all depths.
-    return _mean(
-        lambda q, passages: {f"recall@{k}": recall_at(q.gold, passages, k) for k in ks},
-        *search_gold(retriever, questions, max(ks)),
-    )
+Results = Sequence[Hits | EffectError]
 
 
 def search_quality(retriever: Retriever, questions: Sequence[Question]) -> dict[str, float]:
     """Computes the mean `measures.measure` over the questions that name gold passages.
+
+    Questions whose search failed are excluded, as in an evaluation.
 
     Returns:
       `recall@2`, `recall@5`, `recall@10`, `ndcg@10` and `mrr@10`, from 0 to 1.
@@ -60,64 +36,26 @@ def search_quality(retriever: Retriever, questions: Sequence[Question]) -> dict[
       UserError: no question names gold passages.
       EffectError: every search failed.
     """
-    return mean_measures(*search_gold(retriever, questions, max(*KS, DEPTH)))
-
-
-def mean_measures(
-    questions: Sequence[Question], results: Sequence[Hits | EffectError]
-) -> dict[str, float]:
-    """Computes the mean `measures.measure` of results, one per question, which all have gold."""
-    return _mean(lambda q, passages: measure(q.gold, passages), questions, results)
-
-
-def answer_recall(
-    retriever: Retriever, questions: Sequence[Question], ks: Sequence[int] = KS
-) -> dict[str, float]:
-    """Computes the share of questions with an answer in one of the first k passages.
-
-    This is the top-k accuracy of Karpukhin et al. (2020), for questions that name no gold passages.
-    Short answers, such as "yes", also occur in passages that do not support them.
-
-    Args:
-      retriever: the retriever.
-      questions: questions with answers, whose texts are the queries.
-      ks: depths.
-
-    Returns:
-      `{"answer_recall@2": ..., ...}`, one entry per depth.
-
-    Raises:
-      EffectError: every search failed.
-    """
-    results = retriever.search([question.text for question in questions], max(ks))
-    return _mean(lambda q, passages: answers_in(q.answers, passages, ks), questions, results)
-
-
-def search_gold(
-    retriever: Retriever, questions: Sequence[Question], k: int
-) -> tuple[list[Question], Sequence[Hits | EffectError]]:
-    """Returns the questions that name gold passages, and the result of each.
-
-    Args:
-      retriever: the retriever.
-      questions: questions; those without gold passages are left out.
-      k: maximum number of passages per query.
-
-    Raises:
-      UserError: no question names gold passages.
-    """
     with_gold = [question for question in questions if question.gold]
     if not with_gold:
         raise UserError(
             f"none of the {len(questions)} questions names gold passages, and recall needs them: "
             "add them, or give relevance judgments (--qrels)"
         )
-    return with_gold, retriever.search([question.text for question in with_gold], k)
+    # One search at the greatest depth serves all depths.
+    return mean_measures(with_gold, _search(retriever, with_gold))
 
 
-def _mean(
-    compute: Measure, questions: Sequence[Question], results: Sequence[Hits | EffectError]
-) -> dict[str, float]:
+def mean_measures(questions: Sequence[Question], results: Results) -> dict[str, float]:
+    """Computes the mean `measures.measure` of results, one per question, which all have gold."""
+    return _mean(lambda q, passages: measure(q.gold, passages), questions, results)
+
+
+def _search(retriever: Retriever, questions: Sequence[Question]) -> Results:
+    return retriever.search([question.text for question in questions], max(*KS, DEPTH))
+
+
+def _mean(compute: Measure, questions: Sequence[Question], results: Results) -> dict[str, float]:
     pairs = zip(questions, results, strict=True)
     rows = [compute(q, hits.passages) for q, hits in pairs if isinstance(hits, Hits)]
     if not rows:
@@ -192,11 +130,14 @@ def describe_quality(
 
     Returns:
       `questions`, their number, and either the counts of `report_missing_gold` and
-      `search_quality`, or the `answer_recall` of questions that name no gold passages.
+      `search_quality`; or of questions without gold the share with an answer in one of the first k
+      passages (`answer_recall@k`, the top-k accuracy of Karpukhin et al. 2020). Short answers, such
+      as "yes", also occur in passages that do not support them.
     """
     if not questions:
         return {}
-    if not any(question.gold for question in questions):
-        return {"questions": len(questions)} | answer_recall(retriever, questions)
-    counts = {"questions": len(questions)} | report_missing_gold(questions, corpus)
-    return counts | search_quality(retriever, questions)
+    count = {"questions": len(questions)}
+    if any(question.gold for question in questions):
+        return count | report_missing_gold(questions, corpus) | search_quality(retriever, questions)
+    results = _search(retriever, questions)
+    return count | _mean(lambda q, found: answers_in(q.answers, found), questions, results)

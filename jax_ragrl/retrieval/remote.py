@@ -118,7 +118,6 @@ class RemoteRetriever:
                 yield next(again, result) if isinstance(result, EffectError) else result
 
     def _part(self, queries: Sequence[str], k: int) -> Iterator[Hits | EffectError]:
-        """Yields a result per query of a part of a failed request."""
         try:
             yield from self._query(queries, k, is_split=True)
         except UnavailableError as error:  # the server may fail on every query of this part alone
@@ -129,10 +128,7 @@ def read_result(content: bytes, place: str, queries: int, k: int) -> list[Hits |
     """Parses the hits per query from the body of a reply.
 
     Args:
-      content: the body.
       place: the address, for error messages.
-      queries: number of queries of the request.
-      k: maximum number of hits per query.
 
     Returns:
       The hits per query, or an error in place of hits of another form.
@@ -150,10 +146,7 @@ def read_result(content: bytes, place: str, queries: int, k: int) -> list[Hits |
 
 
 def _hits(entries: Any, k: int, place: str) -> Hits | EffectError:
-    """Parses the hits of a query; each has a document, and all or none of them have a score.
-
-    Search-R1's servers of Google and SerpAPI send no scores: the score is then 1 / rank.
-    """
+    """Search-R1's servers of Google and SerpAPI send no scores: the score is then 1 / rank."""
     if not isinstance(entries, list):
         return EffectError(f"{place}: {str(entries)[:200]!r} is not a list of hits")
     entries = entries[:k]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from jax_ragrl.errors import EffectError
 from jax_ragrl.retrieval.base import Retriever, check_depth
 from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.types import Hits, Passage
+
+if TYPE_CHECKING:
+    from jax_ragrl.models.cross_encoder import CrossEncoder
 
 Pair = tuple[str, Sequence[Passage]]  # a query and the passages to order
 
@@ -29,36 +32,11 @@ class Reranker(Protocol):
         ...
 
 
-def scores(reranker: Reranker, query: str, passages: Sequence[Passage]) -> np.ndarray:
-    """Returns the scores of the passages of one query, float32 [K].
-
-    Args:
-      reranker: any reranker.
-      query: the search text.
-      passages: at least one.
-
-    Raises:
-      EffectError: the reranker failed.
-    """
-    (result,) = reranker.scores_of([(query, passages)])
-    if isinstance(result, EffectError):
-        raise result
-    return result
-
-
-class PairScorer(Protocol):
-    """A model that reads a query and a text together, such as a cross-encoder."""
-
-    def scores(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Returns one score per pair of query and text, float32 [N]; N is at least 1."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class PairReranker:
-    """Scores each passage on its own, with a model of pairs."""
+    """Scores each passage on its own, with a model that reads a query and a text together."""
 
-    model: PairScorer
+    model: CrossEncoder
 
     def scores_of(self, pairs: Sequence[Pair]) -> list[np.ndarray | EffectError]:
         """Returns float32 [K] per pair; the passages of all pairs are one batch."""
@@ -86,7 +64,6 @@ class RerankedRetriever:
     score of 1 less than the hit before it.
 
     Fields:
-      retriever: any retriever.
       reranker: its scores order the candidates; ties stay in the order of the retriever.
       candidates: hits per query that the reranker reads.
     """
@@ -97,12 +74,11 @@ class RerankedRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """Returns the fingerprint of the corpus."""
         return self.retriever.fingerprint
 
     @property
     def on_device(self) -> bool:
-        """Returns whether a search must run in the thread of the sampler, see `Reranker`."""
+        """Whether a search must run in the thread of the sampler, see `Reranker`."""
         return any(map(is_on_device, (self.retriever, self.reranker)))
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:

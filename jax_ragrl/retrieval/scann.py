@@ -42,11 +42,6 @@ class Setting(NamedTuple):
 
 
 def _pybind() -> Any:
-    """Imports ScaNN's NumPy interface.
-
-    Raises:
-      UserError: ScaNN is not installed.
-    """
     try:
         from scann.scann_ops.py import scann_ops_pybind
     except ImportError as error:
@@ -73,7 +68,6 @@ def default_setting(count: int) -> Setting:
 
 
 def _tree_with_hashing(vectors_XD: np.ndarray) -> Any:
-    """Builds a tree with asymmetric hashing."""
     count = len(vectors_XD)
     tree = (
         _pybind()
@@ -124,13 +118,6 @@ class ScannSearcher:
     """A ScaNN searcher with the interface of `ExactSearcher`."""
 
     def __init__(self, searcher: Any, count: int, setting: Setting | None = None):
-        """Wraps ScaNN's searcher.
-
-        Args:
-          searcher: of ScaNN.
-          count: number of vectors.
-          setting: None: as the searcher was built.
-        """
         self._searcher, self._count, self._setting = searcher, count, setting
 
     def at(self, setting: Setting) -> ScannSearcher:
@@ -151,13 +138,9 @@ class ScannSearcher:
         count: int,
         setting: Setting | None = None,
     ) -> ScannSearcher:
-        """Opens the searcher that `build_scann` wrote.
+        """Opens the searcher that `build_scann` wrote; brute force reads the folder of vectors.
 
-        Args:
-          folder: of the searcher.
-          vectors: folder of the vectors, which brute force reads.
-          count: number of vectors.
-          setting: None: as the searcher was built.
+        Without a setting it searches as it was built.
 
         Raises:
           UserError: ScaNN is not installed, or the files are missing.
@@ -170,11 +153,9 @@ class ScannSearcher:
         return cls(pybind.load_searcher(str(folder)), count, setting)
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (scores_QK float32, index_QK int32); a score of -inf marks a missing hit.
+        """Returns (scores_QK float32, index_QK int32) for float32 [Q, D]; Q >= 1, 1 <= k <= X.
 
-        Args:
-          queries_QD: float32, Q at least 1.
-          k: 1 <= k <= X.
+        A score of -inf marks a missing hit.
         """
         depth = bucket(k, min(NEIGHBORS, self._count), self._count)
         leaves, candidates = self._setting or (None, CANDIDATES)

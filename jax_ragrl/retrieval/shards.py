@@ -61,17 +61,12 @@ def _spec(folder: pathlib.Path) -> dict[str, Any]:
 
 
 class ShardWriter:
-    """Writes shards of an array and records what each holds; several processes may write.
-
-    Attributes:
-      folder: of the array.
-    """
+    """Writes shards of an array and records what each holds; several processes may write."""
 
     def __init__(self, folder: pathlib.Path, identity: str) -> None:
         """Opens an array that `create` has made.
 
         Args:
-          folder: of the array.
           identity: the result of `create`.
         """
         self.folder, self._identity = folder, identity
@@ -84,12 +79,7 @@ class ShardWriter:
         return count, width
 
     def missing(self, process: int = 0, processes: int = 1) -> list[int]:
-        """Returns the numbers of the shards that a process has yet to write.
-
-        Args:
-          process: the number of this process, which writes every `processes`-th shard.
-          processes: how many there are.
-        """
+        """Returns the numbers of those of every `processes`-th shard that are yet to be written."""
         numbers = range(process, len(shards(self.shape[0])), processes)
         return [n for n in numbers if not _is_whole(self.folder, n, self._identity)]
 
@@ -97,7 +87,6 @@ class ShardWriter:
         """Writes a shard, and then its record.
 
         Args:
-          number: of the shard.
           rows_SD: floats [S, D] or integers, which are cast to the dtype of the array.
         """
         shard = shards(self.shape[0])[number]
@@ -115,12 +104,10 @@ class ShardWriter:
 
 
 def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: str) -> str:
-    """Keeps the array of an earlier call with whole shards of the same identity, or creates one.
+    """Keeps the array [X, D] of an earlier call with whole shards of the identity, or creates one.
 
     Args:
-      folder: of the array; an array of another identity is deleted.
-      shape: [X, D].
-      dtype: the name of a dtype.
+      folder: of the array; one of another identity is deleted.
       identity: names the content of the array; equal identities mean equal arrays.
 
     Returns:
@@ -170,7 +157,6 @@ def _sha256(folder: pathlib.Path, number: int) -> str:
 
 
 def _is_whole(folder: pathlib.Path, number: int, identity: str) -> bool:
-    """Returns whether a shard of the identity is recorded, and its file has the recorded bytes."""
     try:
         record = _read_json(_record(folder, number))
         return record["of"] == identity and record["sha256"] == _sha256(folder, number)
@@ -179,13 +165,7 @@ def _is_whole(folder: pathlib.Path, number: int, identity: str) -> bool:
 
 
 def write_array(rows_XD: np.ndarray, folder: pathlib.Path, dtype: str) -> None:
-    """Writes an array shard by shard, so that a memory-mapped one needs the memory of one shard.
-
-    Args:
-      rows_XD: [X, D].
-      folder: of the array; an existing one is replaced.
-      dtype: the name of a dtype.
-    """
+    """Writes an array [X, D] in place of an existing one, with the memory of one shard."""
     forget_progress(folder)
     count, width = rows_XD.shape
     writer = ShardWriter(folder, create(folder, (count, width), dtype, ""))
@@ -201,10 +181,6 @@ class MappedArray:
     The first read compares shards with the SHA-256 of their records: as many as `CHECKED_BYTES`
     permits, and each one of whose sampled rows one is 0 or not finite. Zeros that were written are
     right, zeros in place of what was written are damage.
-
-    Attributes:
-      shape: [X, D].
-      dtype: of the rows on disk.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -284,7 +260,6 @@ class MappedArray:
         return result
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:
-        """Yields the shards of some rows, with the places in the shard and among these rows."""
         row = start
         while row < stop:
             number, first = divmod(row, self.shard_rows)
@@ -293,17 +268,7 @@ class MappedArray:
             row += length
 
     def take(self, index: np.ndarray) -> np.ndarray:
-        """Reads single rows.
-
-        Args:
-          index: int [...], from 0 to X - 1.
-
-        Returns:
-          [..., D] in the dtype of the array.
-
-        Raises:
-          UserError: the array is damaged.
-        """
+        """Reads rows [..., D] of an index int [...], from 0 to X - 1; errors as for a slice."""
         self._check()
         flat = index.reshape(-1)
         result = np.empty((len(flat), self.shape[1]), self.dtype)
@@ -315,7 +280,7 @@ class MappedArray:
 
 
 def _recorded_hashes(folder: pathlib.Path, count: int) -> list[str]:
-    """Returns the SHA-256 of each of `count` shards; empty without a file of records."""
+    """Empty without a file of records, as in arrays of earlier versions."""
     file = folder / RECORDS
     try:
         hashes = [str(record["sha256"]) for record in _read_json(file)["shards"]]

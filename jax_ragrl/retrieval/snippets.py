@@ -48,14 +48,7 @@ def query_words(query: str) -> frozenset[str]:
 
 
 def snippet(text: str, query: str, marks: Marks = PLAIN, width: int = WIDTH) -> str:
-    """Returns about `width` characters with the most distinct words of the query, marked.
-
-    Args:
-      text: the text of a passage.
-      query: the search text.
-      marks: around each matched word.
-      width: number of characters, without marks.
-    """
+    """Returns about `width` characters with the most distinct words of the query, marked."""
     text = clean(text)
     words = query_words(query)
     matches = [m for m in WORD.finditer(text) if m[0].lower() in words]
@@ -75,7 +68,6 @@ def snippet(text: str, query: str, marks: Marks = PLAIN, width: int = WIDTH) -> 
 
 
 def _start(text: str, matches: list[tuple[int, str]], width: int) -> int:
-    """The start of the window with the most distinct words; the first of several."""
     if len(text) <= width:
         return 0
 
@@ -89,7 +81,6 @@ def _start(text: str, matches: list[tuple[int, str]], width: int) -> int:
 
 
 def _at_space(text: str, end: int, length: int) -> int:
-    """The end of the last whole word before `end`, if there is a space."""
     if end >= length:
         return length
     space = text.rfind(" ", 0, end)
@@ -97,13 +88,7 @@ def _at_space(text: str, end: int, length: int) -> int:
 
 
 def lines(hits: Hits, query: str, marks: Marks = PLAIN) -> Iterator[str]:
-    """Yields two lines per hit: rank, score, id and title; and the snippet.
-
-    Args:
-      hits: the result of a search.
-      query: its text.
-      marks: around each matched word.
-    """
+    """Yields two lines per hit: rank, score, id and title; and the snippet."""
     pairs = zip(hits.passages, hits.scores, strict=True)
     for rank, (passage, score) in enumerate(pairs, start=1):
         title = snippet(passage.title, query, marks, len(passage.title))

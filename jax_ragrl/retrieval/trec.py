@@ -29,11 +29,6 @@ def run_lines(query_id: str, hits: Hits, tag: str) -> Iterator[str]:
 
     Programs that measure a run read float32 scores and order equal ones by the id of the passage.
     So a score that is not below the one before it becomes the next lower number.
-
-    Args:
-      query_id: the id of the question.
-      hits: its passages, best first.
-      tag: the name of the run.
     """
     names, lowest = (column(query_id), column(tag)), np.float32(-np.inf)
     below = -lowest
@@ -44,13 +39,7 @@ def run_lines(query_id: str, hits: Hits, tag: str) -> Iterator[str]:
 
 
 def write_run(path: pathlib.Path, rankings: Iterable[tuple[str, Hits]], tag: str) -> None:
-    """Writes a run file.
-
-    Args:
-      path: the file, whose folder is created if it does not exist.
-      rankings: pairs of a query id and its hits.
-      tag: the name of the run.
-    """
+    """Writes a run file of (query id, hits) pairs; its folder is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for query_id, hits in rankings:

@@ -26,7 +26,6 @@ Measure = Callable[[Setting], float]
 
 
 def leaf_rungs(leaves: int) -> list[int]:
-    """Returns rising numbers of leaves, each about a quarter above the last, up to all leaves."""
     rungs = [min(FIRST_LEAVES, leaves)]
     while rungs[-1] < leaves:
         rungs.append(min(leaves, round(rungs[-1] * GROWTH)))
@@ -37,12 +36,6 @@ def cheapest(recall: Measure, cost: Measure, target: float, leaves: int) -> Sett
     """Returns the cheapest setting whose recall reaches the target; the most thorough if none does.
 
     Both measures must rise with the leaves and with the candidates.
-
-    Args:
-      recall: of a setting, 0 to 1.
-      cost: of a setting, in any unit.
-      target: the least recall.
-      leaves: number of leaves of the tree.
     """
     rungs = leaf_rungs(leaves)
     best, first = None, 0
@@ -64,11 +57,6 @@ def count_bytes(setting: Setting, count: int, dimension: int) -> float:
     """Estimates the bytes that ScaNN reads per query.
 
     Counted instead of timed, so that equal vectors give equal settings on a busy machine, too.
-
-    Args:
-      setting: of the search.
-      count: number of passages.
-      dimension: of a vector.
     """
     # Four bits per two dimensions in the leaves; float32 for the candidates.
     codes = setting.leaves / count_leaves(count) * count * dimension / 4
@@ -76,12 +64,7 @@ def count_bytes(setting: Setting, count: int, dimension: int) -> float:
 
 
 def tenth_scores(vectors_XD: np.ndarray, own_Q: np.ndarray) -> np.ndarray:
-    """Returns the tenth best score of sampled passages among all others, float32 [Q].
-
-    Args:
-      vectors_XD: float32, more than ten.
-      own_Q: rows of the sampled passages.
-    """
+    """Returns the tenth best score of the passages `own_Q` among all others, float32 [Q]."""
     best_QK = np.full((len(own_Q), K), -np.inf, np.float32)
     for start in range(0, len(vectors_XD), BLOCK):
         scores_QB = vectors_XD[own_Q] @ vectors_XD[start : start + BLOCK].T
@@ -95,15 +78,9 @@ def tenth_scores(vectors_XD: np.ndarray, own_Q: np.ndarray) -> np.ndarray:
 def recall_of_others(
     searcher: ScannSearcher, vectors_XD: np.ndarray, own_Q: np.ndarray, tenth_Q: np.ndarray
 ) -> float:
-    """Returns the recall of the ten nearest other passages of sampled ones.
+    """Returns the recall of the ten nearest other passages of `own_Q`, given `tenth_scores`.
 
     A hit counts by its score, because equal passages are equally good hits.
-
-    Args:
-      searcher: over the vectors.
-      vectors_XD: float32.
-      own_Q: rows of the sampled passages.
-      tenth_Q: the results of `tenth_scores`.
     """
     scores_QK, index_QK = searcher.search(vectors_XD[own_Q], K + 1)
     # Scores are on a grid, and the last bits of a product depend on its order.
@@ -116,8 +93,6 @@ def tune(searcher: ScannSearcher, vectors_XD: np.ndarray, target: float) -> dict
     """Tunes a searcher; warns on stderr if no setting reaches the target.
 
     Args:
-      searcher: over the vectors.
-      vectors_XD: float32.
       target: recall of the ten nearest, above 0 and at most 1.
 
     Returns:

@@ -83,17 +83,9 @@ class PageCache:
                 self._pages[row["query"], row["page"]] = [Passage(*hit) for hit in row["hits"]]
 
     def get(self, query: str, page: int) -> list[Passage] | None:
-        """Returns the passages of a cached page, or None."""
         return self._pages.get((query, page))
 
     def put(self, query: str, page: int, passages: list[Passage]) -> None:
-        """Caches a page.
-
-        Args:
-          query: the search text.
-          page: counted from 1.
-          passages: its hits, best first.
-        """
         with self._lock:
             self._pages[query, page] = passages
             if self._file is not None:
@@ -108,7 +100,6 @@ class WebRetriever:
 
     Args:
       engine: a name in `ENGINES`.
-      url: of the service; empty for the engine's own.
       folder: caches hits on disk; None caches them in memory.
       writer: number of this process, if several share a folder.
       retries: see `retrieval.http.RetryingClient`.
@@ -173,7 +164,6 @@ class WebRetriever:
         return Hits(first, tuple(1 / rank for rank in range(1, len(first) + 1)))
 
     def _page(self, query: str, page: int) -> list[Passage]:
-        """Returns one page of hits, from the cache if possible."""
         if (cached_page := self._pages.get(query, page)) is not None:
             return cached_page
         if self._outage:
@@ -199,11 +189,6 @@ class WebRetriever:
 def read_page(content: bytes, engine: Engine, place: str) -> list[Passage]:
     """Parses the passages of a page of hits; hits without an address are dropped.
 
-    Args:
-      content: the body of the reply.
-      engine: the search API.
-      place: the address, for error messages.
-
     Raises:
       ValueError: a reply of another form.
       EffectError: there are no hits because the engines that SearXNG queries did not respond.
@@ -221,7 +206,6 @@ def read_page(content: bytes, engine: Engine, place: str) -> list[Passage]:
 
 
 def passage(hit: Mapping[str, Any], engine: Engine) -> Passage:
-    """Converts a hit to a passage; title and snippet may be missing."""
     values = [hit.get(name) or "" for name in (engine.address, "title", engine.text)]
     if not all(isinstance(value, str) for value in values):
         raise ValueError(f"the hit {str(hit)[:200]!r} has a field that is no text")

@@ -16,8 +16,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
 from jax_ragrl.retrieval.description import FILE, read_description
-from jax_ragrl.retrieval.index import KINDS, open_index, read_corpus, with_gold
-from jax_ragrl.retrieval.kinds import LISTWISE, BM25Index, PipelineIndex
+from jax_ragrl.retrieval.index import open_index, read_corpus, with_gold
+from jax_ragrl.retrieval.kinds import KINDS, LISTWISE, BM25Index, PipelineIndex
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.run.data import section_units
 from jax_ragrl.run.index import load_retriever

@@ -10,8 +10,7 @@ from jax_ragrl.cli.main import CONFIGS
 from jax_ragrl.config.schema import convert, kinds_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.kinds import LLM, LocalLLMConfig, NoLLMConfig, WorldReaderConfig
-from jax_ragrl.retrieval.index import DTYPES, KINDS
-from jax_ragrl.retrieval.kinds import Index, RemoteIndex, VectorIndex
+from jax_ragrl.retrieval.kinds import DTYPES, KINDS, Index, RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.run.config import REMOTE
 from jax_ragrl.run.load import load_job

@@ -17,7 +17,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.bm25 import Analyzer, best_positive, build_bm25, open_or_build_bm25
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
-from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.recall import search_quality
 from jax_ragrl.run.index import load_retriever
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.types import Passage
@@ -165,7 +165,7 @@ def test_the_recall_of_real_passages_is_that_of_the_library(shared_data, tmp_pat
     folder = shared_data / "hotpotqa"
     corpus = load_corpus(folder / "hotpotqa_corpus.json.gz")
     questions = load_questions(folder / "hotpotqa.json.gz")
-    result = recall(build_bm25(corpus, BM25Index(), tmp_path), questions)
+    result = search_quality(build_bm25(corpus, BM25Index(), tmp_path), questions)
     bounds = {"recall@2": 0.561, "recall@5": 0.716, "recall@10": 0.834}
     assert all(result[name] >= bound - 0.005 for name, bound in bounds.items()), result
 

@@ -13,7 +13,7 @@ import pytest
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.fuse import FusedRetriever, fuse, scaled_scores
-from jax_ragrl.retrieval.rerank import PairReranker, RerankedRetriever, load_cross_encoder, scores
+from jax_ragrl.retrieval.rerank import PairReranker, RerankedRetriever, load_cross_encoder
 from jax_ragrl.types import Hits, Passage
 
 PASSAGES = tuple(Passage(f"p{n}", f"title {n}", f"text {n}") for n in range(12))
@@ -134,8 +134,6 @@ def test_a_query_may_fail_in_either_stage():
     assert str(failed) == "offline" and str(refused) == "no reply" and ids(good) == [2]
     assert [query for query, _ in reranker.seen] == ["refuse", "x"]
     assert RerankedRetriever(Fixed(hits_of()), reranker).search(["x"], 3) == [hits_of()]
-    with pytest.raises(EffectError, match="no reply"):
-        scores(reranker, "refuse", PASSAGES[:2])
 
 
 class Lengths:
@@ -159,4 +157,3 @@ def test_a_model_of_pairs_reads_all_queries_in_one_batch(monkeypatch):
     parts = reranker.scores_of([("ab", PASSAGES[1:3]), ("c", ()), ("d", PASSAGES[5:6])])
     assert [part.tolist() for part in parts] == [[2, 4], [], [5]] and model.batches == [3]
     assert reranker.scores_of([("c", ())])[0].shape == (0,) and model.batches == [3]
-    assert scores(reranker, "d", PASSAGES[7:9]).tolist() == [7, 8]

@@ -23,7 +23,7 @@ from jax_ragrl.retrieval.index import (
     run_index,
 )
 from jax_ragrl.retrieval.kinds import BM25Index, Index, VectorIndex
-from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.recall import search_quality
 from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.run.index_folder import build_folder
 from jax_ragrl.types import Hits, Passage, Question
@@ -292,13 +292,14 @@ def test_recall_counts_gold_by_id_or_title():
         def search(self, queries, k):
             return [Hits(PASSAGES[:k], (0.0,) * min(k, 6)) for _ in queries]
 
-    hits = recall(Fixed(), QUESTIONS, ks=(1, 2, 3))
-    assert hits == {"recall@1": (1 + 0) / 2, "recall@2": (1 + 1 / 2) / 2, "recall@3": 1.0}
-    assert recall(Fixed(), QUESTIONS, ks=(3, 1, 2)) == hits
+    found = search_quality(Fixed(), QUESTIONS)
+    assert found["recall@2"] == (1 + 1 / 2) / 2 and found["recall@5"] == 1.0
+    assert found["mrr@10"] == (1 + 1 / 2) / 2
     twice = [dataclasses.replace(QUESTIONS[0], gold=("p0", "p5", "p5"))]
-    assert recall(Fixed(), twice) == {"recall@2": 0.5, "recall@5": 0.5, "recall@10": 1.0}
+    found = search_quality(Fixed(), twice)
+    assert (found["recall@2"], found["recall@5"], found["recall@10"]) == (0.5, 0.5, 1.0)
     with pytest.raises(UserError, match="none of the 1 questions"):
-        recall(Fixed(), QUESTIONS[2:])
+        search_quality(Fixed(), QUESTIONS[2:])
 
 
 def test_bfloat16_vectors_halve_the_bytes_at_equal_recall(tmp_path):

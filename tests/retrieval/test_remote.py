@@ -25,7 +25,7 @@ from jax_ragrl.retrieval.base import search_all, search_pages
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index
 from jax_ragrl.retrieval.kinds import Index, RemoteIndex, VectorIndex
-from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.recall import search_quality
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
@@ -324,9 +324,9 @@ def test_recall_is_of_the_questions_whose_search_came_back():
         return (400, {}) if "bad" in body["queries"] else documents(body)
 
     with answering(reply) as (address, _, _):
-        assert recall(RemoteRetriever(address), asked, (1,)) == {"recall@1": 1.0}
+        assert search_quality(RemoteRetriever(address), asked)["mrr@10"] == 1.0
     with answering(lambda body: (503, {})) as (address, _, _), pytest.raises(EffectError):
-        recall(RemoteRetriever(address, retries=0), asked, (1,))
+        search_quality(RemoteRetriever(address, retries=0), asked)
 
 
 def test_search_all_raises_the_first_failure():
