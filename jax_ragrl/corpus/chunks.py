@@ -103,8 +103,6 @@ def chunk_spans(text: str, spans: Sequence[Span], size: int, overlap: int) -> li
     A chunk ends with a sentence if one ends in it, else with a word, else after `size` units.
 
     Args:
-      text: the text.
-      spans: the characters of its units.
       size: maximum of units per chunk, at least 1.
       overlap: maximum of units that a chunk repeats, below `size`.
     """
@@ -134,25 +132,17 @@ def chunk_spans(text: str, spans: Sequence[Span], size: int, overlap: int) -> li
 
 
 def _last(values: Sequence[int], low: int, high: int) -> int | None:
-    """Returns the largest of sorted values from `low` to `high`."""
     n = bisect.bisect_right(values, high) - 1
     return values[n] if n >= 0 and values[n] >= low else None
 
 
 def _first(values: Sequence[int], low: int, high: int) -> int | None:
-    """Returns the smallest of sorted values from `low` to `high`."""
     n = bisect.bisect_left(values, low)
     return values[n] if n < len(values) and values[n] <= high else None
 
 
 def divide(passage: Passage, chunks: Chunks, units: Units) -> Iterator[Passage]:
-    """Yields the chunks of a passage; a passage that is short enough is its only chunk.
-
-    Args:
-      passage: the passage.
-      chunks: size and overlap.
-      units: the units of both.
-    """
+    """Yields the chunks of a passage; a passage that is short enough is its only chunk."""
     title, text = passage.title, passage.text
     spans = units.spans(text)
     # A title that fills a chunk must leave room for text.

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import pathlib
 import re
 
-from jax_ragrl.corpus.builtin import data_file
+from jax_ragrl.config.schema import local
+from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.hub import download_data_file, is_uri, parse_data_file
 
 SPLITS = ("train", "dev", "validation", "test")  # such a file name does not name the data set
 # A file of a split is often divided: train-00000-of-00004.parquet.
 PART = re.compile(r"-\d+-of-\d+$")
+# The data that ships with the package, such as `mixture:train`. Each set is a folder of `data/` with
+# a note on its sources and licenses: Natural Questions (one hop); the questions and passages of
+# Natural Questions, HotpotQA and 2WikiMultiHopQA; MuSiQue (two to four hops), for tests alone.
+SETS = {
+    "nq": ("corpus", "train", "dev", "test"),
+    "mixture": ("corpus", "train", "dev", "test"),
+    "musique": ("corpus", "test"),
+}
+PACKAGED = re.compile(rf"({'|'.join(SETS)}):(.*)")
 
 
 def data_path(name: str | pathlib.Path) -> pathlib.Path:
     """Returns the local path of a data file, or the local paths of several, separated by commas.
 
     Args:
-      name: a path or a pattern; `nq:train` and the like (`corpus/builtin.py`); or
+      name: a path or a pattern; `nq:train` and the like; or
         `hf://datasets/OWNER/NAME[@REVISION]/PATH`, which is downloaded once; or several of them,
         separated by commas, see `formats.look.data_files`.
 
@@ -33,6 +44,22 @@ def data_path(name: str | pathlib.Path) -> pathlib.Path:
     return download_data_file(name) if is_uri(name) else data_file(name)
 
 
+def data_file(path: str | pathlib.Path) -> pathlib.Path:
+    """Returns a path on this machine, or the packaged file that a name such as `nq:train` means.
+
+    Raises:
+      UserError: there is no such packaged file, or the path is not local (see `schema.local`).
+    """
+    match = PACKAGED.fullmatch(str(path))
+    if match is None:
+        return local(path)
+    if match[2] not in SETS[match[1]]:
+        names = ", ".join(f"{match[1]}:{file}" for file in SETS[match[1]])
+        raise UserError(f"{str(path)!r} is not a packaged data file: use one of {names}")
+    folder = pathlib.Path(str(importlib.resources.files("jax_ragrl"))) / "data" / match[1]
+    return folder / f"{match[2]}.jsonl.gz"
+
+
 def set_name(name: str | pathlib.Path, *, with_split: bool = False) -> str:
     """Returns the name of a question file's data set.
 
@@ -44,19 +71,15 @@ def set_name(name: str | pathlib.Path, *, with_split: bool = False) -> str:
       with_split: whether the split follows the folder's name (`FOLDER/test`), so that a table shows
         which file was read.
     """
-    if not is_uri(name):
-        path = data_file(name)
-        stem = PART.sub("", path.name.split(".")[0])
-        if stem not in SPLITS:
-            return stem
-        # Resolved first, because a relative path such as `train.jsonl` has no parent name.
-        folder = path.resolve().parent.name
-        return f"{folder}/{stem}" if with_split else folder
-    # Not from the copy in the cache, whose folder is named for a commit.
-    file = parse_data_file(name)
-    *folders, last = file.path.split("/")
-    stem = PART.sub("", last.split(".")[0])
+    # Of the Hub not from the copy in the cache, whose folder is named for a commit.
+    file = parse_data_file(name) if is_uri(name) else None
+    path = pathlib.PurePath(file.path) if file else data_file(name)
+    stem = PART.sub("", path.name.split(".")[0])
     if stem not in SPLITS:
         return stem
-    folder = next(iter(folders[-1:]), "data")
-    return file.repository.rpartition("/")[2] if folder == "data" else folder
+    if file:
+        folder = path.parent.name or "data"
+        return file.repository.rpartition("/")[2] if folder == "data" else folder
+    # Resolved first, because a relative path such as `train.jsonl` has no parent name.
+    folder = pathlib.Path(path).resolve().parent.name
+    return f"{folder}/{stem}" if with_split else folder

@@ -53,7 +53,6 @@ def shingles(text: str, hash_of: dict[str, int]) -> np.ndarray:
     A text of fewer than five words has one shingle, all of its words.
 
     Args:
-      text: title and text of a passage.
       hash_of: hashes of words; new ones are added.
     """
     words = WORD.findall(text.lower())
@@ -113,7 +112,6 @@ def describe_duplicates(passages: Sequence[Passage], near: bool = False) -> dict
     """Counts passages that repeat an earlier one.
 
     Args:
-      passages: the corpus.
       near: whether near duplicates are searched too, which takes some tenths of a millisecond per
         passage of 100 words.
 

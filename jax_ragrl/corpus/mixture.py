@@ -81,7 +81,6 @@ def load_mixture(
 
 
 def _check_counts(counts: Sequence[int], sizes: Mapping[str, int]) -> None:
-    """Raises `UserError` unless `counts` fit the numbers of questions by file."""
     if len(counts) not in (0, len(sizes)) or min(counts, default=0) < 0:
         raise UserError(
             f"train_per_file is {tuple(counts)}, but train names {len(sizes)} files: give one "

@@ -33,7 +33,6 @@ def split_questions(
     far as the sizes permit.
 
     Args:
-      questions: the questions.
       shares: of train, dev and test, with the sum 1.
 
     Raises:
@@ -63,13 +62,7 @@ def split_questions(
 
 
 def sample_in_order(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """Returns a random sample of questions in their order; all of them for a count of 0.
-
-    Args:
-      questions: the questions.
-      count: the size of the sample; more than there are takes all.
-      seed: equal seeds give equal samples.
-    """
+    """Returns a random sample of questions in their order; all of them for a count of 0."""
     numbers: Sequence[int] = range(len(questions))
     if 0 < count < len(questions):
         numbers = sorted(random.Random(seed).sample(numbers, count))
@@ -77,12 +70,7 @@ def sample_in_order(questions: Sequence[Question], count: int, seed: int) -> lis
 
 
 def fingerprint(questions: Sequence[Question], *, with_gold: bool = False) -> str:
-    """Returns 16 hex digits of SHA-256 over ids, texts and answers, order included.
-
-    Args:
-      questions: the questions.
-      with_gold: includes the gold passages.
-    """
+    """Returns 16 hex digits of SHA-256 over ids, texts and answers, order included."""
     rows = [(q.id, q.text, q.answers, *([q.gold] if with_gold else [])) for q in questions]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
@@ -95,8 +83,6 @@ def question_batches(questions: Sequence[Question], batch_size: int, seed: int) 
     position, not by their id.
 
     Args:
-      questions: at least one.
-      batch_size: at least one; may exceed the number of questions.
       seed: equal seeds give equal orders.
 
     Returns:

@@ -81,7 +81,6 @@ def load_corpus(
     """Reads the corpus of a file in any known passage format, plain or gzipped.
 
     Args:
-      path: the file, or the folder of a BEIR set.
       folder: caches the passages on disk. The cache is written on the first call, and again if the
         file's size or modification time changes; otherwise the file is not read. None keeps the
         passages in memory.
@@ -112,7 +111,6 @@ def _cached_passages(
     choose: Callable[[str], pathlib.Path] | None,
     reading: Reading,
 ) -> store.StoredPassages | None:
-    """Opens or writes the cache of a file's passages; None if the folder is not writable."""
     source = source_of(path, reading.describe())
     cache = store.open_passages(folder, source)
     if cache is not None:

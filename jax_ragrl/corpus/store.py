@@ -112,7 +112,6 @@ def reading_of(folder: pathlib.Path, source: Sequence[Any]) -> dict[str, Any]:
     """Returns how the passages of a folder were read from a file, see `Reading.describe`.
 
     Args:
-      folder: of the passages; it may be missing.
       source: of the file, see `source_of`, as if it was read as it is.
     """
     try:
@@ -134,10 +133,8 @@ def write_passages(
     """Writes passages one by one, with a progress bar, and then replaces older ones at once.
 
     Args:
-      passages: in the order of the corpus.
       folder: holds the draft; created if it does not exist.
       source: identifies the file that the passages are read from, see `source_of`.
-      path: that file, for error messages.
       choose: returns the folder of the passages with a fingerprint, or raises `UserError`; None:
         always `folder`.
 
@@ -169,7 +166,6 @@ def write_passages(
 
 
 def _write_rows(passages: Iterable[Passage], folder: pathlib.Path) -> tuple[str, np.ndarray]:
-    """Writes rows and offsets; returns the fingerprint and int64 [X] hashes of the ids."""
     # Arrays of eight bytes per entry: lists of Python integers need several times that.
     digest, offsets, hashes = hashlib.sha256(), array.array("q", [0]), array.array("q")
     with (folder / ROWS).open("wb") as file:
@@ -184,10 +180,7 @@ def _write_rows(passages: Iterable[Passage], folder: pathlib.Path) -> tuple[str,
 
 
 def _sources_of(folder: pathlib.Path, fingerprint: str) -> list[Any]:
-    """Returns the sources already recorded for these passages.
-
-    There may be several: copies of one file on several hosts differ in their modification times.
-    """
+    """There may be several: copies of one file differ in their modification times."""
     try:
         description = _read(folder)
     except (OSError, ValueError):

@@ -10,55 +10,48 @@ in two of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from jax_ragrl.corpus import names
-from jax_ragrl.corpus.outdated import former_facts
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.types import Passage, Question
 
+Facts: TypeAlias = Mapping[str, Mapping[str, str]]  # objects by entity and relation
+Part: TypeAlias = Mapping[str, Sequence[str]]  # the entities of a split, by kind
 # Dev has the smallest share: it is only used for evaluations during a run.
 SPLITS: Mapping[str, float] = {"train": 0.6, "dev": 0.1, "test": 0.3}
 
 
-@dataclasses.dataclass(frozen=True)
-class Relation:
-    """A typed relation: its noun within a question, and the questions that ask for it."""
+class Relation(NamedTuple):
+    """A typed relation: the kinds of its subjects and objects, and the questions for it."""
 
     subject: str
     object: str
-    noun: str
     asks: tuple[str, ...]  # phrasings of the outermost hop; {} is a noun phrase
 
 
-# The key of a relation equals its noun, so that the reader can parse nested noun phrases. The order
-# determines the draws of `relate`.
+# The key of a relation is its noun in a question, so that the reader can parse nested noun phrases.
+# The order determines the draws of `relate`.
 RELATIONS: Mapping[str, Relation] = {
-    "director": Relation(
-        "film", "person", "director", ("Who is the director of {}?", "Who directed {}?")
-    ),
-    "star": Relation(
-        "film", "person", "star", ("Who is the star of {}?", "Who played the lead in {}?")
-    ),
-    "year": Relation("film", "year", "year", ("What is the year of {}?", "When was {} released?")),
+    "director": Relation("film", "person", ("Who is the director of {}?", "Who directed {}?")),
+    "star": Relation("film", "person", ("Who is the star of {}?", "Who played the lead in {}?")),
+    "year": Relation("film", "year", ("What is the year of {}?", "When was {} released?")),
     "birthplace": Relation(
-        "person", "city", "birthplace", ("What is the birthplace of {}?", "Where was {} born?")
+        "person", "city", ("What is the birthplace of {}?", "Where was {} born?")
     ),
-    "spouse": Relation(
-        "person", "person", "spouse", ("Who is the spouse of {}?", "Whom did {} marry?")
-    ),
+    "spouse": Relation("person", "person", ("Who is the spouse of {}?", "Whom did {} marry?")),
     "employer": Relation(
-        "person", "company", "employer", ("What is the employer of {}?", "Where does {} work?")
+        "person", "company", ("What is the employer of {}?", "Where does {} work?")
     ),
-    "founder": Relation(
-        "company", "person", "founder", ("Who is the founder of {}?", "Who founded {}?")
-    ),
-    "seat": Relation("company", "city", "seat", ("What is the seat of {}?", "Where is {} based?")),
-    "mayor": Relation("city", "person", "mayor", ("Who is the mayor of {}?", "Who runs {}?")),
+    "founder": Relation("company", "person", ("Who is the founder of {}?", "Who founded {}?")),
+    "seat": Relation("company", "city", ("What is the seat of {}?", "Where is {} based?")),
+    "mayor": Relation("city", "person", ("Who is the mayor of {}?", "Who runs {}?")),
     "country": Relation(
-        "city", "country", "country", ("What is the country of {}?", "In which country is {}?")
+        "city", "country", ("What is the country of {}?", "In which country is {}?")
     ),
 }
 
@@ -90,9 +83,6 @@ CLUSTERS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 }
 
 
-OBJECTS = {relation: spec.object for relation, spec in RELATIONS.items()}
-
-
 @dataclasses.dataclass(frozen=True)
 class World:
     """One encyclopedia. `facts[entity][relation]` is the current object of a fact.
@@ -102,7 +92,7 @@ class World:
 
     passages: tuple[Passage, ...]
     questions: Mapping[str, tuple[Question, ...]]
-    facts: Mapping[str, Mapping[str, str]]
+    facts: Facts
     source: Mapping[tuple[str, str], str]  # (entity, relation) -> passage id
     famous: frozenset[tuple[str, str]]
 
@@ -125,14 +115,20 @@ def generate(
       famous: share of facts that the frozen language model knows without reading, 0 to 1.
       questions: number of questions drawn per person; duplicates are removed.
       hops: lengths of the chains; each length is as frequent as the comparisons.
-      outdated_relations: relations whose passages are out of date (`corpus.outdated`): the frozen
+      outdated_relations: relations whose passages are out of date (`former_facts`): the frozen
         language model knows their current facts, and in a chain they come last.
 
     Raises:
       UserError: the size is too small for three splits, or exceeds the name banks; or a relation
         cannot change.
     """
-    _check_outdated(outdated_relations)
+    allowed = [relation for relation, spec in RELATIONS.items() if spec.object in CLUSTERS]
+    for relation in outdated_relations:
+        if relation not in allowed:
+            raise UserError(
+                f"the relation {relation!r} of the generated world cannot be out of date: use "
+                f"some of {', '.join(allowed)}"
+            )
     if size < 40:
         raise UserError(f"world size {size} is too small for three splits: use at least 40")
     # A string seed is hashed with SHA-512: equal seeds of different sizes give unrelated worlds.
@@ -144,7 +140,7 @@ def generate(
     parts = {split: populate(cast, max(8, round(size * x))) for split, x in SPLITS.items()}
     kinds = {name: kind for part in parts.values() for kind in part for name in part[kind]}
     facts = {name: own for part in parts.values() for name, own in relate(rng, part).items()}
-    written = former_facts(seed, facts, tuple(parts.values()), OBJECTS, outdated_relations)
+    written = former_facts(seed, facts, tuple(parts.values()), outdated_relations)
     # 2. The passages of all splits form one corpus.
     passages, source = write_passages(rng, written, kinds)
     # 3. Questions, each from the facts of one split.
@@ -161,16 +157,6 @@ def generate(
     # Without the shuffle, passages of one entity and of one split would be neighbors in the corpus.
     corpus = tuple(shuffled(rng, passages))
     return World(corpus, questions_of, facts, source, frozenset(known_facts))
-
-
-def _check_outdated(outdated_relations: Sequence[str]) -> None:
-    allowed = [relation for relation, kind in OBJECTS.items() if kind in CLUSTERS]
-    for relation in outdated_relations:
-        if relation not in allowed:
-            raise UserError(
-                f"the relation {relation!r} of the generated world cannot be out of date: use "
-                f"some of {', '.join(allowed)}"
-            )
 
 
 def entity_names(rng: random.Random, kind: str) -> list[str]:
@@ -197,7 +183,7 @@ def populate(cast: Mapping[str, Iterator[str]], people: int) -> dict[str, list[s
         raise UserError(f"the name banks are exhausted: use a world size below {limit}") from None
 
 
-def relate(rng: random.Random, part: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
+def relate(rng: random.Random, part: Part) -> dict[str, dict[str, str]]:
     """Draws the facts of one split: an object per (entity, relation); spouses are mutual."""
     years = [str(year) for year in range(1930, 2020)]
     objects = {**part, "year": years, "country": names.COUNTRY}
@@ -213,15 +199,33 @@ def relate(rng: random.Random, part: Mapping[str, Sequence[str]]) -> dict[str, d
     return facts
 
 
+def former_facts(
+    seed: int, facts: Facts, parts: Sequence[Part], outdated_relations: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Returns the facts as the passages state them, of which those of some relations have changed.
+
+    The reader knows the current values: a search for a changed one makes the answer wrong. Which
+    relations change can be learned from the words of a question, so that the best strategy depends
+    on it: no search if all facts have changed, a search for the first hop if only the last one has,
+    and a plan of searches if none has. A former object is of the split of its entity.
+    """
+    # Drawn apart from the values of the world.
+    rng = random.Random(f"former facts {seed}")
+    former = {name: dict(of_name) for name, of_name in facts.items()}
+    for part in parts:
+        for name in (name for members in part.values() for name in members):
+            for relation in [r for r in facts[name] if r in outdated_relations]:
+                # Nobody is married to themselves, and a former value is not the current one.
+                not_former = {name, facts[name][relation]}
+                others = [x for x in part[RELATIONS[relation].object] if x not in not_former]
+                former[name][relation] = pick(rng, others)
+    return former
+
+
 def write_passages(
-    rng: random.Random, facts: Mapping[str, Mapping[str, str]], kinds: Mapping[str, str]
+    rng: random.Random, facts: Facts, kinds: Mapping[str, str]
 ) -> tuple[list[Passage], dict[tuple[str, str], str]]:
     """Writes one passage per cluster of facts.
-
-    Args:
-      rng: chooses the phrasings.
-      facts: objects by entity and relation.
-      kinds: the kind of each entity.
 
     Returns:
       The passages, and the id of the passage that contains each fact (entity, relation).
@@ -240,8 +244,8 @@ def write_passages(
 def ask(
     rng: random.Random,
     split: str,
-    part: Mapping[str, Sequence[str]],
-    facts: Mapping[str, Mapping[str, str]],
+    part: Part,
+    facts: Facts,
     source: Mapping[tuple[str, str], str],
     count: int,
     hops: Sequence[int],
@@ -250,24 +254,17 @@ def ask(
     """Draws up to `count` distinct questions: chains of each length and comparisons in turn.
 
     Args:
-      rng: chooses entities, relations and phrasings.
       split: the prefix of the questions' ids.
-      part: entities of the split, by kind.
-      facts: objects by entity and relation.
       source: ids of the passages that contain each fact; they are the gold passages.
       count: number of draws; duplicates and failed draws are dropped.
-      hops: lengths of the chains.
       outdated_relations: relations whose passages are out of date, and therefore not gold.
     """
     questions: dict[str, Question] = {}
     for i in range(count):
         # Length 0 stands for a comparison.
         length = [*hops, 0][i % (len(hops) + 1)]
-        draft = (
-            chain(rng, part, facts, length, outdated_relations)
-            if length
-            else compare(rng, part, facts)
-        )
+        draw = functools.partial(chain, hops=length, last=outdated_relations) if length else compare
+        draft = draw(rng, part, facts)
         if draft is None or draft.text in questions:
             continue
         # Two facts may be in one passage, such as the director and the year of a film.
@@ -286,8 +283,7 @@ def ask(
     return tuple(questions.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """A question without an id: text, answer, sub-questions, and the facts that it depends on."""
 
     kind: str
@@ -298,20 +294,11 @@ class Draft:
 
 
 def chain(
-    rng: random.Random,
-    part: Mapping[str, Sequence[str]],
-    facts: Mapping[str, Mapping[str, str]],
-    hops: int,
-    last: Sequence[str] = (),
+    rng: random.Random, part: Part, facts: Facts, hops: int, last: Sequence[str] = ()
 ) -> Draft | None:
     """Draws a chain of `hops` relations from a random entity; None if it visits an entity twice.
 
-    Args:
-      rng: chooses the first entity and the relations.
-      part: entities of the split, by kind.
-      facts: objects by entity and relation.
-      hops: number of relations.
-      last: relations that can only end a chain.
+    The relations in `last` can only end a chain.
     """
     start = pick(rng, part[pick(rng, ("film", "person", "company", "city"))])
     phrase, at, visited, steps, pairs, relation = start, start, {start}, [], [], ""
@@ -325,15 +312,12 @@ def chain(
         if not options:
             return None
         if hop:
-            phrase = f"the {RELATIONS[relation].noun} of {phrase}"
+            phrase = f"the {relation} of {phrase}"
         relation = pick(rng, options)
         pairs.append((at, relation))
         steps.append(f"{relation} of {start if hop == 0 else f'#{hop}'}")
-        # A step refers to the entity by name in the first hop, and later by the answer of the hop
-        # before.
         at = facts[at][relation]
-        # For example, the spouse of the spouse is the first person again, which gives the answer
-        # away.
+        # The spouse of the spouse is the first person again, which gives the answer away.
         if at in visited:
             return None
         visited.add(at)
@@ -349,16 +333,8 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def compare(
-    rng: random.Random, part: Mapping[str, Sequence[str]], facts: Mapping[str, Mapping[str, str]]
-) -> Draft | None:
-    """Draws a comparison of two entities by one relation; about half the yes/no answers are yes.
-
-    Args:
-      rng: chooses relation and entities.
-      part: entities of the split, by kind.
-      facts: objects by entity and relation.
-    """
+def compare(rng: random.Random, part: Part, facts: Facts) -> Draft | None:
+    """Draws a comparison of two entities by one relation; about half the yes/no answers are yes."""
     relation = pick(rng, tuple(COMPARISONS))
     subject, form = COMPARISONS[relation]
     a, b = pick(rng, part[subject]), pick(rng, part[subject])

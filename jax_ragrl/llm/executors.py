@@ -65,7 +65,7 @@ def decompose_parallel(style: str, prompt: str) -> str:
     for relation, entity in plan.hops if plan else ():
         subject = entity or subject
         parts.append(_ask(relation, subject))
-        subject = f"the {RELATIONS[relation].noun} of {subject}"
+        subject = f"the {relation} of {subject}"
     return _lines(parts or [question])
 
 

@@ -76,7 +76,10 @@ def compile_regex(
         raise UserError(
             f"the grammar {_shown(regex)} has {len(step_SB)} states: use fewer repetitions"
         )
-    next_SV = _walk(step_SB, pieces)
+    # The last row is the dead state: a byte -1 selects it.
+    dead_1B = np.full((1, 256), _DEAD, np.int16)
+    next_SV = walk(np.vstack([step_SB, dead_1B]), [piece or b"" for piece in pieces])[:-1]
+    next_SV[:, [not piece for piece in pieces]] = _DEAD
     next_SV[:, list(stop_ids)] = np.where(accepts_S, _STOP, _DEAD)[:, None]
     next_SC, class_V = _share_columns(next_SV)
     left_S = _tokens_left(next_SC, accepts_S)
@@ -153,19 +156,15 @@ def _smallest(step_SB: np.ndarray, accepts_S: np.ndarray) -> tuple[np.ndarray, n
     return after_SB.astype(np.int16), accepts_S[some_S]
 
 
-def _walk(step_SB: np.ndarray, pieces: Sequence[bytes | None]) -> np.ndarray:
-    """The state after each token in each state, int16 `[S, V]`; -1 if it is forbidden."""
-    # The last row is the dead state: a byte -1 selects it.
-    step_SB = np.vstack([step_SB, np.full((1, 256), _DEAD, np.int16)])
-    next_SV = np.tile(np.arange(len(step_SB) - 1, dtype=np.int16)[:, None], len(pieces))
-    next_SV[:, [not piece for piece in pieces]] = _DEAD
+def walk(step_SB: np.ndarray, pieces: Sequence[bytes]) -> np.ndarray:
+    """Returns the state after each token in each state, `[S, V]`, from that after each byte."""
+    next_SV = np.tile(np.arange(len(step_SB), dtype=step_SB.dtype)[:, None], len(pieces))
     # All tokens advance by one byte at a time. Few tokens are long, so each round keeps only those
     # with a further byte.
-    live = [v for v, piece in enumerate(pieces) if piece]
-    for i in range(max((len(pieces[v] or b"") for v in live), default=0)):
-        live = [v for v in live if len(pieces[v] or b"") > i]
-        byte_L = np.array([(pieces[v] or b"")[i] for v in live])
-        next_SV[:, live] = step_SB[next_SV[:, live], byte_L]
+    live = list(range(len(pieces)))
+    for i in range(max(map(len, pieces))):
+        live = [v for v in live if len(pieces[v]) > i]
+        next_SV[:, live] = step_SB[next_SV[:, live], [pieces[v][i] for v in live]]
     return next_SV
 
 
@@ -215,10 +214,7 @@ def follow(
     the text of an expert or a teacher need not match.
 
     Args:
-      automaton: tables on the host.
-      ids: the tokens.
       budgets: the tokens that the action could still have before each token.
-      state: the state before the first token.
     """
     states = [state]
     for id_, budget in zip(ids, budgets, strict=True):

@@ -98,25 +98,21 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _refuse, "strftime_now": _on_that_day}
 
     def spend(self, cost: float) -> None:
-        """Takes a cost from the budget."""
         self.left -= cost
         # Written so that NaN, the size of a float, fails too.
         if not (cost <= LARGEST and self.left >= 0):
             raise _TooCostlyError
 
     def bounded(self, value: Any) -> Any:
-        """Returns a value unless it is too large."""
         self.spend(_size(value))
         return value
 
     def steps(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yields the items of a loop."""
         for item in items:
             self.spend(self.step)
             yield item
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls a function, a macro or a method of a value."""
         # The sandbox wraps the method `format` of texts.
         method = getattr(function, "__wrapped__", function)
         owner, values = getattr(method, "__self__", None), [*args, *kwargs.values()]
@@ -126,7 +122,6 @@ class _Environment(ImmutableSandboxedEnvironment):
         return self.bounded(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Computes `left operator right`."""
         if operator == "+":
             self.spend(_size(left) + _size(right))
         elif operator != "%" or isinstance(left, str):
@@ -193,7 +188,6 @@ class _Generation(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Any) -> nodes.Node:
-        """Returns the content of the tag."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)

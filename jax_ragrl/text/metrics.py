@@ -5,7 +5,7 @@ punctuation ("U.S." becomes "us": SQuAD, CoDA, MAO-ARAG); `space` decomposes Uni
 replaces punctuation by a space ("u s": MMOA-RAG). Beyond the papers' scripts, which know the
 punctuation of ASCII alone, that of Unicode counts as well, canonically equal texts and full-width
 forms are equal, and each character of a script without blanks is a token (`text.words`; Lewis et
-al. 2020, MLQA).
+al. 2020, MLQA). The argument `punct` of a metric names the convention.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _best(
 def _score(
     score: Callable[[str, str], float], prediction: str, answer: str, gold: str, punct: str
 ) -> float:
-    """Returns the score of a prediction, whose normalized text is `answer`, for one gold answer."""
+    """The score for one gold answer of a prediction, whose normalized text is `answer`."""
     reference = normalize(gold, punct)
     if answer or reference:
         return score(answer, reference)
@@ -115,13 +115,7 @@ def _covered_tokens(answer: str, gold: str) -> float:
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
-    """Returns 1.0 if the prediction equals a gold answer after `normalize`, else 0.0.
-
-    Args:
-      prediction: the answer to score.
-      answers: the gold answers.
-      punct: the convention of `normalize`.
-    """
+    """Returns 1.0 if the prediction equals a gold answer after `normalize` by `punct`, else 0.0."""
     return _best(lambda answer, gold: float(answer == gold), prediction, answers, punct)
 
 
@@ -131,35 +125,18 @@ def f1(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> flo
       F1 = 2 |P ∩ G| / (|P| + |G|)
 
     If either side is yes, no or noanswer, only equality scores (HotpotQA).
-
-    Args:
-      prediction: the answer to score.
-      answers: the gold answers.
-      punct: the convention of `normalize`.
     """
     return _best(_overlap, prediction, answers, punct)
 
 
 def cover_match(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
-    """Returns 1.0 if a gold answer is a *substring* of the prediction ("no" is in "north").
-
-    Args:
-      prediction: the answer to score.
-      answers: the gold answers.
-      punct: the convention of `normalize`, which is applied to both sides.
-    """
+    """Returns 1.0 if a gold answer is a *substring* of the prediction ("no" is in "north")."""
     # An empty string is a substring of every string.
     return _best(lambda a, gold: float(bool(gold) and gold in a), prediction, answers, punct)
 
 
 def cover_match_tokens(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
-    """Returns 1.0 if the tokens of a gold answer are consecutive tokens of the prediction.
-
-    Args:
-      prediction: the answer to score.
-      answers: the gold answers.
-      punct: the convention of `normalize`, which is applied to both sides.
-    """
+    """Returns 1.0 if the tokens of a gold answer are consecutive tokens of the prediction."""
     return _best(_covered_tokens, prediction, answers, punct)
 
 
@@ -205,7 +182,6 @@ def bootstrap_interval(
 
     Args:
       x: one finite score per question.
-      samples: number of resamples.
       bounds: the lowest and the highest possible score.
 
     Returns:
@@ -244,7 +220,6 @@ def hierarchical_bootstrap(
     Args:
       groups: scores, float64 `[Q]`, or `[S, Q]` of seeds with the same questions. NaN does not
         count.
-      samples: number of resamples.
 
     Returns:
       (mean, low, high).

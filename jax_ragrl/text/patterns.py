@@ -29,7 +29,6 @@ def line(without: str = "", first: str = "") -> str:
 
     Args:
       without: characters that the line lacks.
-      first: further characters that it does not begin with.
     """
     return f"{visible(without + first)}{character(without)}*"
 
@@ -50,8 +49,6 @@ def enclosed(
     many such openings would search the rest of the text again; here only the first one does.
 
     Args:
-      text: any text.
-      opening: the pattern of an opening.
       closing_of: returns the pattern of the closing that belongs to an opening.
     """
     start, absent = 0, set()
@@ -88,5 +85,4 @@ def between(tag: str, content: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The characters of a text as part of a character class."""
     return "".join(f"\\{c}" if c in r"\]^-[&~" else c for c in text)

@@ -44,7 +44,6 @@ def _state(part: Any) -> dict[str, Any]:
 
 
 def _steps(state: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The normalizers or pre-tokenizers of a sequence, or the only one."""
     if not state:
         return []
     parts = state.get("normalizers", state.get("pretokenizers"))

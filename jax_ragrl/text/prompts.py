@@ -42,13 +42,7 @@ def template(style: str, name: str) -> string.Template:
 
 
 def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
-    """Returns a conversation of one user message, after the style's `system.txt` if it has one.
-
-    Args:
-      style: the folder of the templates.
-      name: the template of the user message.
-      values: the placeholders of the template and their values.
-    """
+    """Returns a conversation of one user message, after the style's `system.txt` if it has one."""
     return (*_system(style), Message("user", template(style, name).substitute(values)))
 
 
@@ -77,8 +71,6 @@ def format_passages(
     """Formats passages as a numbered list.
 
     Args:
-      style: the style whose template formats each passage.
-      passages: the passages, in the order of the list.
       first: the number of the first passage.
       form: the name of the template.
     """
@@ -95,13 +87,7 @@ def separator(style: str) -> str:
 
 
 def parse_passages(style: str, prompt: str, *, form: str = "document") -> list[tuple[str, str]]:
-    """Returns the (title, text) pairs that `format_passages` wrote into a prompt, in order.
-
-    Args:
-      style: the style of the prompt.
-      prompt: the text to search.
-      form: the name of the template that formatted the passages.
-    """
+    """Returns the (title, text) pairs that `format_passages` wrote into a prompt, in order."""
     # The template is its own grammar: each placeholder becomes a group of the pattern.
     line = re.escape(template(style, form).template)
     for name, group in (("number", r"\d+"), ("title", "(.*?)"), ("text", "(.*)")):

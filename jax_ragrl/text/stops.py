@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.text.automaton import walk
 
 STATES = 32  # tables are padded to a multiple of this, so that few shapes are compiled
 
@@ -34,41 +35,28 @@ def stop_table(stops: Sequence[str], pieces: Sequence[str]) -> np.ndarray:
     """
     if not stops or not all(stop and stop.isascii() for stop in stops):
         raise UserError(f"stops {tuple(stops)}: give strings of ASCII characters")
-    step_SC, classes = _automaton(stops)
-    longest = max(map(len, pieces))
-    other = step_SC.shape[1] - 1
-    table_SV = np.tile(np.arange(len(step_SC), dtype=np.uint8)[:, None], len(pieces) + 1)
-    # All tokens advance by one character at a time. Few tokens are long, so each round keeps only
-    # those with a further character.
-    live = np.arange(len(pieces))
-    for i in range(longest):
-        live = live[[len(pieces[v]) > i for v in live.tolist()]]
-        class_L = np.array([classes.get(pieces[v][i], other) for v in live.tolist()])
-        table_SV[:, live] = step_SC[table_SV[:, live], class_L]
-    return table_SV
+    # Half a surrogate pair may be in a piece; no byte of it is in a stop string.
+    written = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
+    return walk(_automaton(stops), [*written, b""])
 
 
-def _automaton(stops: Sequence[str]) -> tuple[np.ndarray, dict[str, int]]:
-    """The state after a character in a state `[S, C]`, and the column of each character.
-
-    The last column is for all other characters.
-    """
+def _automaton(stops: Sequence[str]) -> np.ndarray:
+    """The state after a byte in a state, uint8 `[S, 256]`."""
     prefixes = sorted({stop[:n] for stop in stops for n in range(len(stop))}, key=len)
     size = -(-(len(prefixes) + 1) // STATES) * STATES
     # States are stored as uint8.
     if size > 256:
         raise UserError(f"stops {tuple(stops)} are too long in total: give fewer or shorter ones")
     number = {prefix: i for i, prefix in enumerate(prefixes)}
-    classes = {c: i for i, c in enumerate(sorted(set("".join(stops))))}
-    step_SC = np.zeros((size, len(classes) + 1), np.uint8)
-    # The last state is final: after a stop string every character stays in it.
-    step_SC[-1] = size - 1
+    step_SB = np.zeros((size, 256), np.uint8)
+    # The last state is final: after a stop string every byte stays in it.
+    step_SB[-1] = size - 1
     for prefix, i in number.items():
-        for char, column in classes.items():
+        for char in set("".join(stops)):
             text = prefix + char
             ended = any(text.endswith(stop) for stop in stops)
             # The next state is the longest suffix of the text that is a prefix of a stop string.
             suffixes = (text[n:] for n in range(len(text) + 1))
             state = size - 1 if ended else next(number[s] for s in suffixes if s in number)
-            step_SC[i, column] = state
-    return step_SC, classes
+            step_SB[i, ord(char)] = state
+    return step_SB

@@ -78,7 +78,6 @@ def _end_of_blocks(text: str, depth: int) -> int:
     """Returns where the block ends that begins a text; 0 without one.
 
     Args:
-      text: the text.
       depth: 1 if the block has been opened before the text, otherwise 0.
     """
     for block in _BLOCKS:

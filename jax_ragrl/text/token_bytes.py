@@ -52,7 +52,6 @@ def token_bytes(
 
 
 def _kinds(decoder: Any) -> list[str]:
-    """The types of a decoder and of the decoders in its sequence."""
     if not decoder:
         return []
     return [decoder["type"], *(kind for d in decoder.get("decoders", ()) for kind in _kinds(d))]

@@ -61,7 +61,6 @@ class ChatTokenizer:
     """A Hugging Face tokenizer with a chat template, read from a local folder.
 
     Args:
-      tokenizer: the tokenizer.
       special_ids: ids of begin, end (one or several) and padding, as `generation_config.json` has
         them. They come before those of the tokenizer.
 
@@ -148,7 +147,6 @@ class ChatTokenizer:
             raise UserError(f"{folder}: {error}") from error
 
     def __len__(self) -> int:
-        """Returns the number of ids, up to the largest one."""
         return self._size
 
     def save(self, folder: str | pathlib.Path) -> None:
@@ -166,7 +164,6 @@ class ChatTokenizer:
         """Encodes the text of an action, in which tags are tokens.
 
         Args:
-          text: the text.
           after_prompt: whether it is the content of an assistant's turn, which follows the end of a
             prompt.
         """
@@ -202,11 +199,9 @@ class ChatTokenizer:
         return self._content.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def vocabulary(self) -> dict[str, int]:
-        """Returns the id of every token."""
         return self._hf.get_vocab()
 
     def count(self, text: str) -> int:
-        """Returns the number of tokens of a text."""
         return len(self.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -218,7 +213,6 @@ class ChatTokenizer:
         """Encodes a conversation, up to the beginning of the assistant's next turn.
 
         Args:
-          messages: the conversation.
           thinking: whether the turn may begin with a think block. If not, a template that knows
             thinking ends the prompt with an empty block.
         """
@@ -260,11 +254,7 @@ class ChatTokenizer:
         return matches
 
     def automaton(self, regex: str) -> TokenAutomaton:
-        """Returns the automaton of a regular expression that a whole action has to match.
-
-        Raises:
-          UserError: the expression cannot be compiled, or the tokenizer cannot write it.
-        """
+        """Returns the automaton of a regular expression that a whole action has to match."""
         return self._compile(regex)
 
     def _compiled(self, regex: str) -> TokenAutomaton:
@@ -280,7 +270,6 @@ class ChatTokenizer:
         return self._stop(strings) if strings else None
 
     def _pieces(self) -> list[str]:
-        """The text that each token adds to a text."""
         # Decoded after another token: some tokenizers drop a space at the beginning of a text.
         (first,) = self._content.encode("a", add_special_tokens=False).ids[:1]
         pairs = [[first, *({i} - self.control_ids)] for i in range(len(self))]
@@ -292,7 +281,6 @@ class ChatTokenizer:
         """Encodes a user's turn after an assistant's, up to the beginning of the assistant's next.
 
         Args:
-          text: the content of the user's turn.
           ended: whether the ids of the assistant's turn already contain `end_ids`, or the last of
             them.
           thinking: as in `chat`.
@@ -328,7 +316,6 @@ class ChatTokenizer:
         return turn.space if turn.ids == end.ids else ""
 
     def _render_roles(self, roles: tuple[str, ...], thinking: bool) -> tuple[Piece, ...]:
-        """The template around the contents of messages with these roles."""
         pieces = self._template_pieces(roles, thinking)
         pieces[-1] = _closed(pieces[-1], thinking)
         *before, last = pieces
@@ -336,7 +323,6 @@ class ChatTokenizer:
         return (*first, Piece(self._piece_ids(last, not before)))
 
     def _piece(self, text: str, is_first: bool) -> Piece:
-        """A piece of the template with a content after it."""
         stem = text if self._prefix == NEVER else text.removesuffix(" ")
         ids = self._piece_ids(stem, is_first)
         # The tokenizer adds a space at the start of a prompt, and perhaps after a control token.
@@ -376,7 +362,6 @@ class ChatTokenizer:
         """Returns the text that the template makes of a conversation.
 
         Args:
-          messages: the conversation.
           prompt: whether the assistant's next turn begins after it.
           variables: further ones, such as `enable_thinking`; a template that does not know a
             variable ignores it.
@@ -396,7 +381,6 @@ class ChatTokenizer:
         )
 
     def _ends(self, special_ids: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """`end_ids` and `stop_ids`."""
         named = special_ids.get("eos_token_id")
         eos = named if isinstance(named, list) else [named]
         markers = map(self.vocabulary().get, ("<|im_end|>", "<|eot_id|>", "<|endoftext|>"))
@@ -440,7 +424,7 @@ def _closed(prompt: str, thinking: bool) -> str:
 
 
 def _special_ids(folder: pathlib.Path) -> dict[str, Any]:
-    """Begin, end and padding ids of a folder; the ends of both files, one or a list."""
+    """The ends of both files, one or a list each."""
     ids: dict[str, Any] = {}
     ends: list[int] = []
     for name in ("generation_config.json", "config.json"):
@@ -453,7 +437,6 @@ def _special_ids(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _backend(tokenizer: tokenizers.Tokenizer, *, split_special: bool) -> tokenizers.Tokenizer:
-    """A copy of the tokenizer that splits control tokens into ordinary ones, or keeps them."""
     copy = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = split_special
     return copy

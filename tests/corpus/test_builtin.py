@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from jax_ragrl.corpus.builtin import SETS, data_file
+from jax_ragrl.corpus.data_path import SETS, data_file
 from jax_ragrl.corpus.formats import load_passages, load_questions
 from jax_ragrl.corpus.mixture import load_mixture
 from jax_ragrl.errors import UserError

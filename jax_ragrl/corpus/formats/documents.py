@@ -118,12 +118,7 @@ def slug(heading: str) -> str:
 
 
 def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
-    """Yields the sections of a document that have text.
-
-    Args:
-      file: the document.
-      name: its path in the folder, with slashes.
-    """
+    """Yields the sections of a document that have text."""
     places, repeats, title = set[str](), Counter[str](), ""
     for section in READERS[file.suffix.lower()](file):
         # The first heading is the title of the document, as in most of them.

@@ -89,7 +89,6 @@ class _Unzipped(io.RawIOBase):
 
 
 def _only_member(path: pathlib.Path) -> Any:
-    """Opens the one file of a zip archive."""
     try:
         archive = zipfile.ZipFile(path)
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
@@ -149,8 +148,6 @@ def open_text(
     """Opens a file for reading text in UTF-8, or in UTF-16 with a byte order mark.
 
     Args:
-      path: the file.
-      newline: as for `open`.
       whole: as for `open_bytes`, which raises the errors.
     """
     file = open_bytes(path, whole=whole)
@@ -192,8 +189,6 @@ def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
     """Parses JSON text of a file.
 
     Args:
-      text: the JSON.
-      path: the file, for error messages.
       first_line: the line of the file on which the text starts, for error messages.
 
     Raises:
@@ -398,8 +393,6 @@ def field(record: Record, name: str, kind: type[T]) -> T:
     """Returns a required field of a record.
 
     Args:
-      record: the record.
-      name: the field.
       kind: the required type; `object` accepts any. A list or an object may be a text in JSON or as
         Python writes it, because a table, and some columns of parquet, hold texts only.
 
@@ -499,8 +492,6 @@ def texts(record: Record, name: str, *, are_answers: bool = False) -> tuple[str,
     nothing.
 
     Args:
-      record: the record.
-      name: the field.
       are_answers: whether the texts are answers, of which a boolean is yes or no, as in BoolQ and
         StrategyQA, and numbers in brackets may be one: an interval, a set.
 
@@ -543,7 +534,6 @@ def answers(record: Record, name: str, aliases: str = "") -> tuple[str, ...]:
     """Returns all correct answers of a question.
 
     Args:
-      record: the record.
       name: the field of the answers: as for `texts`; or an object with a value and aliases, as in
         TriviaQA, or with a list of texts, as in SQuAD.
       aliases: a field of further answers that may be missing.

@@ -80,7 +80,6 @@ def _shards(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _look_at_list(path: pathlib.Path, text: str) -> FileLook:
-    """Describes a file that starts with a bracket: a JSON list of records."""
     try:
         # The first entry, because the head may end after it.
         first = json.JSONDecoder().raw_decode(text.lstrip()[1:].lstrip())[0]
@@ -94,7 +93,6 @@ def _look_at_list(path: pathlib.Path, text: str) -> FileLook:
 
 
 def _look_at_table(line: str, delimiter: str) -> FileLook:
-    """Describes a file whose first line is not JSON: the columns of a table."""
     try:
         names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
     except csv.Error:  # a cell that is longer than the name of any column
@@ -107,7 +105,6 @@ def _names(value: Any) -> frozenset[str]:
 
 
 def _look_at_objects(path: pathlib.Path, text: str) -> FileLook:
-    """Describes a file that starts with a brace: JSON lines, or one object."""
     first, _, rest = text.lstrip().partition("\n")
     number = text[: len(text) - len(text.lstrip())].count("\n") + 1
     try:

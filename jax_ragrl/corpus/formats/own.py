@@ -108,8 +108,6 @@ def read_own_questions(source: Source, own: OwnFields, prefix: str = "q") -> lis
     """Reads questions.
 
     Args:
-      source: the file, or several.
-      own: the names of its fields.
       prefix: of the ids, which are positions if the file has none.
 
     Raises:
