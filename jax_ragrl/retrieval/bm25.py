@@ -15,13 +15,12 @@ bm25/       scores per word, as `bm25s` writes them; memory-mapped
 from __future__ import annotations
 
 import array
-import contextlib
 import dataclasses
 import logging
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -100,22 +99,6 @@ class Analyzer:
             return list(self._stemmer.stemWords(words))
 
 
-def number_words(
-    texts: Iterable[str], analyzer: Analyzer
-) -> tuple[list[array.array[int]], dict[str, int]]:
-    """Returns the numbers of the words of each text, and the number of each word.
-
-    Words are numbered by their first occurrence, so that equal texts give equal indexes.
-    """
-    number_of: dict[str, int] = {}
-    # Arrays, because a list of numbers takes twice the memory.
-    rows = [
-        array.array("i", [number_of.setdefault(w, len(number_of)) for w in analyzer.words(text)])
-        for text in texts
-    ]
-    return rows, number_of
-
-
 @dataclasses.dataclass(frozen=True)
 class BM25Retriever:
     """Searches a corpus with BM25; `scores` is a `bm25s.BM25`."""
@@ -173,7 +156,13 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     (folder / FILE).unlink(missing_ok=True)
     report_long(corpus.passages, WORDS)
     passages = track(corpus.passages, "bm25", "passage", len(corpus))
-    rows, number_of = number_words(map(passage_text, passages), analyzer)
+    # Words are numbered by their first occurrence, so that equal texts give equal indexes. Arrays,
+    # because a list of numbers takes twice the memory.
+    number_of: dict[str, int] = {}
+    rows = [
+        array.array("i", [number_of.setdefault(w, len(number_of)) for w in analyzer.words(text)])
+        for text in map(passage_text, passages)
+    ]
     if not number_of:
         raise UserError(
             f"no passage of the corpus has a word in the language {index.language!r}: use the "
@@ -185,16 +174,11 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     # New files, because runs that search the former index have mapped its files into memory.
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     scores.save(folder / FOLDER, show_progress=False)
-    write_json(folder / FILE, describe(corpus, index))
+    facts = {"corpus": corpus.fingerprint, "kind": index.kind, "count": len(corpus)}
+    settings = {name: getattr(index, name) for name in SETTINGS}
+    write_json(folder / FILE, {**facts, **settings, **reading_facts(corpus)})
     drop_versions(folder)
     return open_bm25(folder, corpus)
-
-
-def describe(corpus: Corpus, index: BM25Index) -> dict[str, Any]:
-    """Returns the content of `index.json`."""
-    settings = {name: getattr(index, name) for name in SETTINGS}
-    count = {"corpus": corpus.fingerprint, "kind": index.kind, "count": len(corpus)}
-    return {**count, **settings, **reading_facts(corpus)}
 
 
 def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
@@ -206,18 +190,12 @@ def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
     folder, library = pathlib.Path(folder), _bm25s()
     description = read_description(folder)
     check_corpus(folder, description, corpus)
-    with _readable(folder):
+    try:
         files = files_folder(folder) / FOLDER
         scores = library.BM25.load(files, mmap=True, show_progress=False)
         # Scores of a passage without the word, which bm25l and bm25+ add to every passage.
         scores.nonoccurrence_array = None
         return BM25Retriever(corpus, Analyzer(description["language"]), scores)
-
-
-@contextlib.contextmanager
-def _readable(folder: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{folder / FOLDER} cannot be read ({type(error).__name__}: {error}): rerun 'ragrl "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax_ragrl.corpus.formats.files import Record, field, text
@@ -75,53 +75,45 @@ class RemoteRetriever:
         results: list[Hits | EffectError] = []
         try:
             for i in range(0, len(queries), self._batch):
-                results.extend(self._query(queries[i : i + self._batch], k))
+                results += self._query(queries[i : i + self._batch], k)
         except UnavailableError as error:  # earlier results stay in the list
             results += [error] * (len(queries) - len(results))
         return results
 
     def _query(
-        self, queries: Sequence[str], k: int, *, is_split: bool = False
-    ) -> Iterator[Hits | EffectError]:
-        """Yields a result per query, in order; `is_split` marks a part of a failed request."""
+        self, queries: Sequence[str], k: int, *, is_part: bool = False
+    ) -> list[Hits | EffectError]:
+        """A result per query; `is_part` marks a part of a failed request."""
         body = {"queries": list(queries), "topk": k, "return_scores": True}
         place = f"{self.fingerprint}{PATH}"
-        subject = f"query {queries[0][:100]!r}" if len(queries) == 1 else f"{len(queries)} queries"
         try:
             # Parts are not retried on status 500: the complete request already was.
             results = self._server.post(
                 *(PATH, body, lambda content: read_result(content, place, len(queries), k)),
-                patient=not is_split,
+                patient=not is_part,
                 key=self._key,
             )
         except RefusedError as error:
+            one = len(queries) == 1
+            subject = f"query {queries[0][:100]!r}" if one else f"{len(queries)} queries"
             verb = "refused" if error.status < 500 else "failed on"
-            failure = EffectError(f"{place} {verb} {subject} with {error}")
-            if len(queries) == 1 or (error.status < 500 and error.status not in MAYBE_ONE_QUERY):
-                yield from [failure] * len(queries)
-                return
+            if one or (error.status < 500 and error.status not in MAYBE_ONE_QUERY):
+                failure = EffectError(f"{place} {verb} {subject} with {error}")
+                return [failure] * len(queries)
             # Halving isolates the faulty query after log2(batch) rounds; the others get their hits.
             half = len(queries) // 2
-            yield from self._part(queries[:half], k)
-            yield from self._part(queries[half:], k)
-        except UnavailableError:
-            raise
+            parts = (queries[:half], queries[half:])
+            return [x for part in parts for x in self._query(part, k, is_part=True)]
         except EffectError as error:
-            yield from [error] * len(queries)
-        else:
-            # Queries whose hits cannot be read are asked once more, in one request.
-            unread = [
-                q for q, x in zip(queries, results, strict=True) if isinstance(x, EffectError)
-            ]
-            again = self._part(unread, k) if unread and not is_split else iter(())
-            for result in results:
-                yield next(again, result) if isinstance(result, EffectError) else result
-
-    def _part(self, queries: Sequence[str], k: int) -> Iterator[Hits | EffectError]:
-        try:
-            yield from self._query(queries, k, is_split=True)
-        except UnavailableError as error:  # the server may fail on every query of this part alone
-            yield from [error] * len(queries)
+            # The server may fail on every query of a part alone, and yet be available.
+            if isinstance(error, UnavailableError) and not is_part:
+                raise
+            return [error] * len(queries)
+        # Queries whose hits cannot be read are asked once more, in one request.
+        pairs = zip(queries, results, strict=True)
+        unread = [query for query, result in pairs if isinstance(result, EffectError)]
+        again = iter(self._query(unread, k, is_part=True) if unread and not is_part else ())
+        return [next(again, x) if isinstance(x, EffectError) else x for x in results]
 
 
 def read_result(content: bytes, place: str, queries: int, k: int) -> list[Hits | EffectError]:

@@ -7,37 +7,20 @@ of the file in the folder and the place in it as a URL fragment: `guide.md#insta
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from jax_ragrl.corpus.formats.files import Source, read_text
-from jax_ragrl.corpus.formats.html_text import html_sections
+from jax_ragrl.corpus.formats.files import read_text
+from jax_ragrl.corpus.formats.html_text import Section, html_sections
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import HALF
 from jax_ragrl.types import Passage, Question
 
 HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*)$")  # the ATX headings of CommonMark
 FENCE = re.compile(r" {0,3}(```+|~~~+)")  # of a block of code, in which # begins no heading
-INSTALL = "pip install 'jax_ragrl[documents]'"
-
-
-class Section(NamedTuple):
-    """A part of a document.
-
-    Fields:
-      heading: of the section; empty for the text before the first heading.
-      text: without the heading.
-      place: `page=3` in a PDF; empty: the heading names the place.
-    """
-
-    heading: str
-    text: str
-    place: str = ""
 
 
 def markdown_sections(lines: Iterable[str]) -> Iterator[Section]:
@@ -56,15 +39,13 @@ def markdown_sections(lines: Iterable[str]) -> Iterator[Section]:
     yield Section(heading, "\n".join(text))
 
 
-def _html(path: pathlib.Path) -> Iterable[Section]:
-    return itertools.starmap(Section, html_sections(read_text(path)))
-
-
 def _pdf(path: pathlib.Path) -> Iterator[Section]:
     try:
         import pypdf
     except ImportError as error:
-        raise UserError(f"{path} needs pypdf, which is not installed: run {INSTALL}") from error
+        raise UserError(
+            f"{path} needs pypdf, which is not installed: run pip install 'jax_ragrl[documents]'"
+        ) from error
     try:
         for n, page in enumerate(pypdf.PdfReader(path).pages, start=1):
             yield Section("", HALF.sub("\ufffd", page.extract_text()), f"page={n}")
@@ -78,8 +59,8 @@ def _pdf(path: pathlib.Path) -> Iterator[Section]:
 READERS: Mapping[str, Callable[[pathlib.Path], Iterable[Section]]] = {
     ".txt": lambda path: [Section("", read_text(path))],
     ".md": lambda path: markdown_sections(read_text(path).splitlines()),
-    ".html": _html,
-    ".htm": _html,
+    ".html": lambda path: html_sections(read_text(path)),
+    ".htm": lambda path: html_sections(read_text(path)),
     ".pdf": _pdf,
 }
 SUFFIXES = frozenset(READERS)
@@ -135,14 +116,14 @@ def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
             yield Passage(f"{name}#{place}" if place else name, " - ".join(names), text)
 
 
-def read_documents(source: Source) -> tuple[list[Question], Iterator[Passage]]:
+def read_documents(paths: Sequence[pathlib.Path]) -> tuple[list[Question], Iterator[Passage]]:
     """Reads passages lazily; a document without text is named in a warning.
 
     Raises:
       UserError: there are no documents, one cannot be read, or a package is not installed.
     """
     names: dict[pathlib.Path, str] = {}
-    for path in map(pathlib.Path, [source] if isinstance(source, str | pathlib.Path) else source):
+    for path in paths:
         files = document_files(path)
         if not files:
             raise UserError(

@@ -37,11 +37,18 @@ TEXT_ENDS = {
 LONG_NUMBER = re.compile(r"&#[0-9]{99,}+;?")
 
 
-class HtmlSection(NamedTuple):
-    """A heading, and the text that follows it; the heading is empty before the first."""
+class Section(NamedTuple):
+    """A part of a document.
+
+    Fields:
+      heading: of the section; empty for the text before the first heading.
+      text: without the heading.
+      place: `page=3` in a PDF; empty: the heading names the place.
+    """
 
     heading: str
     text: str
+    place: str = ""
 
 
 class _Sections:
@@ -87,7 +94,7 @@ def _lines(parts: list[str]) -> str:
     return "\n".join(filter(None, (line.strip() for line in text.split("\n"))))
 
 
-def html_sections(text: str) -> list[HtmlSection]:
+def html_sections(text: str) -> list[Section]:
     """Returns the sections of an HTML page, one per heading of any level."""
     sections, position = _Sections(), 0
     while position < len(text):
@@ -111,7 +118,7 @@ def html_sections(text: str) -> list[HtmlSection]:
             sections.add(_unescaped(text[position : end.start()]))
             position = end.start()
     return [
-        HtmlSection(" ".join(_lines(heading).split()), _lines(body))
+        Section(" ".join(_lines(heading).split()), _lines(body))
         for heading, body in sections.sections
     ]
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import csv
 import glob
-import io
 import json
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.corpus.formats.documents import SUFFIXES
-from jax_ragrl.corpus.formats.files import (
-    Source,
-    parquet_columns,
-    parse_json,
-    read_head,
-    read_json,
-)
+from jax_ragrl.corpus.formats.files import parquet_columns, parse_json, read_head, read_json
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 
@@ -92,14 +86,6 @@ def _look_at_list(path: pathlib.Path, text: str) -> FileLook:
     return FileLook("records", _names(first))
 
 
-def _look_at_table(line: str, delimiter: str) -> FileLook:
-    try:
-        names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
-    except csv.Error:  # a cell that is longer than the name of any column
-        names = []
-    return FileLook("tsv" if delimiter == "\t" else "csv", frozenset(names))
-
-
 def _names(value: Any) -> frozenset[str]:
     return frozenset(value) if isinstance(value, dict) else frozenset()
 
@@ -120,16 +106,13 @@ def _look_at_objects(path: pathlib.Path, text: str) -> FileLook:
     return FileLook("object" if single else "records", _names(value))
 
 
-def look(source: Source) -> FileLook:
-    """Returns the shape of a file and its first fields, from its content.
-
-    Args:
-      source: a file or folder; of several files the first one is representative.
+def look(files: Sequence[pathlib.Path]) -> FileLook:
+    """Returns the shape of files and their first fields, from the content of the first of them.
 
     Raises:
       UserError: the file is missing, empty, or neither UTF-8 text nor parquet.
     """
-    path = pathlib.Path(source if isinstance(source, str | pathlib.Path) else source[0])
+    path = files[0]
     if path.is_dir():
         is_beir = any(path.glob("corpus.jsonl*")) or any(path.glob("queries.jsonl*"))
         return FileLook("folder" if is_beir else "documents", frozenset())
@@ -146,5 +129,10 @@ def look(source: Source) -> FileLook:
         return _look_at_objects(path, text)
     first = text.splitlines()[0]
     # Text files may hold JSON lines or a table with tabs.
-    is_text = path.suffix.lower() == ".txt" and "\t" not in first
-    return FileLook("documents", frozenset()) if is_text else _look_at_table(first, container)
+    if path.suffix.lower() == ".txt" and "\t" not in first:
+        return FileLook("documents", frozenset())
+    try:
+        names = next(csv.reader([first], delimiter=container), [])
+    except csv.Error:  # a cell that is longer than the name of any column
+        names = []
+    return FileLook("tsv" if container == "\t" else "csv", frozenset(names))

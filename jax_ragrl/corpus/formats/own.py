@@ -7,7 +7,6 @@ CSV, TSV or parquet. Names match in any case; a missing id becomes the position.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
@@ -89,43 +88,35 @@ def own_fields(
     return OwnFields(names, content)
 
 
-def _question(own: OwnFields, prefix: str, number: int, record: Record) -> Question:
-    names = own.names
-    # Judgments of a retriever need gold passages and no answer.
-    has_answer = "answer" in names or "gold" not in names
-    correct = answers(record, own.read(record, "answer")) if has_answer else ()
-    gold = unique(texts(record, names["gold"])) if names.get("gold") in record.fields else ()
-    return Question(
-        id=own.id_of(record, f"{prefix}{number}"),
-        text=question_text(record, own.read(record, "question")),
-        answers=correct,
-        gold=gold,
-        metadata=others(record, *names.values()),
-    )
-
-
 def read_own_questions(source: Source, own: OwnFields, prefix: str = "q") -> list[Question]:
-    """Reads questions.
-
-    Args:
-      prefix: of the ids, which are positions if the file has none.
+    """Reads questions; `prefix` is that of the ids, which are positions if the file has none.
 
     Raises:
       UserError: a field is missing; names the file, the record and its fields.
     """
-    return [_question(own, prefix, n, record) for n, record in enumerate(read_records(source))]
-
-
-def _passage(own: OwnFields, pair: tuple[int, Record]) -> Passage:
-    number, record = pair
-    name = own.read(record, "text")
-    content = joined(record, name)
-    title = optional_text(record, own.names.get("title", ""))
-    if name == "contents" and not title:
-        title, content = split_contents(content)
-    return Passage(own.id_of(record, f"p{number}"), title, content)
+    names, questions = own.names, []
+    for number, record in enumerate(read_records(source)):
+        # Judgments of a retriever need gold passages and no answer.
+        has_answer = "answer" in names or "gold" not in names
+        correct = answers(record, own.read(record, "answer")) if has_answer else ()
+        has_gold = names.get("gold") in record.fields
+        question = Question(
+            id=own.id_of(record, f"{prefix}{number}"),
+            text=question_text(record, own.read(record, "question")),
+            answers=correct,
+            gold=unique(texts(record, names["gold"])) if has_gold else (),
+            metadata=others(record, *names.values()),
+        )
+        questions.append(question)
+    return questions
 
 
 def read_own_passages(source: Source, own: OwnFields) -> Iterator[Passage]:
-    """Reads passages lazily; arguments and errors as `read_own_questions`."""
-    return map(functools.partial(_passage, own), enumerate(read_records(source)))
+    """Yields passages lazily; errors as `read_own_questions`."""
+    for number, record in enumerate(read_records(source)):
+        name = own.read(record, "text")
+        content = joined(record, name)
+        title = optional_text(record, own.names.get("title", ""))
+        if name == "contents" and not title:
+            title, content = split_contents(content)
+        yield Passage(own.id_of(record, f"p{number}"), title, content)

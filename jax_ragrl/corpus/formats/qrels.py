@@ -10,7 +10,6 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from jax_ragrl.corpus.formats.files import field, read_lines, read_table
 from jax_ragrl.errors import UserError
@@ -18,15 +17,6 @@ from jax_ragrl.types import Question
 
 # Stricter than `int`, which also accepts underscores; 18 digits always fit 64 bits.
 INTEGER = re.compile(r"-?[0-9]{1,18}")
-
-
-class Judgment(NamedTuple):
-    """One judgment, and its place in a file for error messages."""
-
-    place: str
-    query: str
-    passage: str
-    relevance: str
 
 
 def read_qrels(path: pathlib.Path | str) -> dict[str, list[str]]:
@@ -39,23 +29,23 @@ def read_qrels(path: pathlib.Path | str) -> dict[str, list[str]]:
     if not first:
         raise UserError(f"{path} is empty: give a file with judgments")
     gold: dict[str, dict[str, None]] = {}  # dicts keep the order and remove duplicates
-    names = ("query-id", "corpus-id", "score")
-    table = (
-        Judgment(record.place, *(field(record, name, str) for name in names))
-        for record in read_table(path, "\t")
-    )
-    for judgment in table if "query-id" in first.split() else _lines(path):
-        if not INTEGER.fullmatch(judgment.relevance):
-            raise UserError(
-                f"{judgment.place}: score {judgment.relevance!r} is not an integer: correct it"
-            )
+    rows = _rows(path) if "query-id" in first.split() else _lines(path)
+    for place, query, passage, score in rows:
+        if not INTEGER.fullmatch(score):
+            raise UserError(f"{place}: score {score!r} is not an integer: correct it")
         # A score of 0 or below is an explicit judgment that the passage is not relevant.
-        if int(judgment.relevance) > 0:
-            gold.setdefault(judgment.query, {})[judgment.passage] = None
+        if int(score) > 0:
+            gold.setdefault(query, {})[passage] = None
     return {query: list(passages) for query, passages in gold.items()}
 
 
-def _lines(path: pathlib.Path | str) -> Iterator[Judgment]:
+def _rows(path: pathlib.Path | str) -> Iterator[list[str]]:
+    for record in read_table(path, "\t"):
+        names = ("query-id", "corpus-id", "score")
+        yield [record.place, *(field(record, name, str) for name in names)]
+
+
+def _lines(path: pathlib.Path | str) -> Iterator[list[str]]:
     for number, line in read_lines(path):
         parts = line.split()
         if len(parts) != 4:
@@ -64,7 +54,7 @@ def _lines(path: pathlib.Path | str) -> Iterator[Judgment]:
                 "(query, iteration, passage, relevance): correct it, or give BEIR's table with its "
                 "header"
             )
-        yield Judgment(f"{path}, line {number}", parts[0], parts[2], parts[3])
+        yield [f"{path}, line {number}", parts[0], parts[2], parts[3]]
 
 
 def questions_with_gold(questions: Sequence[Question], path: pathlib.Path | str) -> list[Question]:
