@@ -74,8 +74,6 @@ def _add_index(command: AddCommand) -> None:
         "share with an answer in the first k passages"
     )
     sub.add_argument("--questions", type=data_path, help=questions)
-    near = "count near duplicates of passages too (4/5 of their runs of five words in common)"
-    sub.add_argument("--near-duplicates", action="store_true", help=near)
     qrels = "relevance judgments of the questions (TREC or BEIR), instead of their gold passages"
     sub.add_argument("--qrels", type=data_path, help=qrels)
 
@@ -164,9 +162,7 @@ def run_index(options: argparse.Namespace) -> None:
         raise UserError("there is nothing to index: give --corpus, or --add and --remove")
     elif (section := section_of(vars(options))) is not None:
         paths = (options.corpus, options.questions, options.qrels)
-        result = build_folder(
-            section, *paths, near_duplicates=options.near_duplicates, reading=_reading(options)
-        )
+        result = build_folder(section, *paths, reading=_reading(options))
     else:
         result = _index_vectors(options)
     if is_process_zero():
@@ -196,7 +192,6 @@ def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
         vectors_path=options.vectors,
         dtype=options.dtype or "float32",
         qrels_path=options.qrels,
-        near_duplicates=options.near_duplicates,
         reading=_reading(options),
         recall=options.recall,
         query_prefix=options.query_prefix,

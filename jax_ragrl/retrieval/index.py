@@ -402,7 +402,6 @@ def run_index(
     vectors_path: pathlib.Path | str | None = None,
     dtype: str = "float32",
     qrels_path: pathlib.Path | str | None = None,
-    near_duplicates: bool = False,
     recall: float = 0.0,
     reading: Reading = AS_IS,
     **prefixes: str | None,
@@ -413,14 +412,13 @@ def run_index(
       vectors_path: a file of vectors that this encoder computed before.
       dtype: of the vectors, see `build_index`.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
-      near_duplicates: whether near duplicates are counted, too.
       recall: see `build_index`.
       reading: how the corpus is read; its units become the encoder's.
       prefixes: see `make_encoder`.
 
     Returns:
       A report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and building),
-      `duplicates` (see `describe_duplicates`), with a recall also `search` (see `tune`); with
+      `duplicates` (see `report_duplicates`), with a recall also `search` (see `tune`); with
       questions also their number, the result of
       `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
     """
@@ -443,7 +441,7 @@ def run_index(
     report: dict[str, Any] = {"corpus": corpus.fingerprint, "encoder": encoder, "kind": kind}
     report |= {"count": len(corpus), "dimension": retriever.encoder.dimension, "seconds": seconds}
     report |= {"search": read_description(out)["search"]} if recall else {}
-    report["duplicates"] = report_duplicates(corpus, near_duplicates)
+    report["duplicates"] = report_duplicates(corpus)
     return report | describe_quality(retriever, questions, corpus)
 
 

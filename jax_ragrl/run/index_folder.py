@@ -98,7 +98,6 @@ def build_folder(
     questions_path: pathlib.Path | str | None = None,
     qrels_path: pathlib.Path | str | None = None,
     *,
-    near_duplicates: bool = False,
     reading: Reading = AS_IS,
 ) -> dict[str, Any]:
     """Builds an index of words or a pipeline from a file; implements `ragrl data index`.
@@ -108,7 +107,6 @@ def build_folder(
       corpus_path: passages in any known format.
       questions_path: questions in any known format; recall is measured on those with gold.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
-      near_duplicates: whether near duplicates are counted, too.
       reading: how the corpus is read; its units become the index's.
 
     Returns:
@@ -136,7 +134,7 @@ def build_folder(
     return {
         **read_description(folder),
         "seconds": seconds,
-        "duplicates": report_duplicates(corpus, near_duplicates),
+        "duplicates": report_duplicates(corpus),
         **describe_quality(retriever, questions, corpus),
     }
 

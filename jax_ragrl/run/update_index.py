@@ -255,6 +255,6 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 BUILD_OPTIONS = (
     *("corpus", "encoder", "kind", "dtype", "recall", "language", "retrievers", "fuse", "rerank"),
-    *("candidates", "questions", "qrels", "near_duplicates", "vectors", "query_prefix"),
+    *("candidates", "questions", "qrels", "vectors", "query_prefix"),
     *("passage_prefix", "chunk", "fields"),
 )

@@ -399,14 +399,3 @@ def test_a_run_refuses_an_index_of_another_kind(corpus, tmp_path):
             UserError, match="is of kind exact, in float32, with the encoder hashed"
         ):
             open_or_build_index(corpus, dataclasses.replace(asked, **other), tmp_path)
-
-
-def test_run_index_warns_of_passages_that_repeat_others(tmp_path, capsys):
-    twice = (*PASSAGES, PASSAGES[0]._replace(id="copy"))
-    save_corpus(Corpus(twice), tmp_path / "corpus.jsonl")
-    report = run_index(tmp_path / "corpus.jsonl", tmp_path / "out", near_duplicates=True)
-    assert report["duplicates"]["exact"] == 1 and report["duplicates"]["near"] == 0
-    assert report["duplicates"]["examples"] == [["copy", "p0"]]
-    assert "of 7 passages, 1 exact copies of earlier ones, such as 'copy' of 'p0'" in (
-        capsys.readouterr().err
-    )
