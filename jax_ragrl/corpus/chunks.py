@@ -101,10 +101,6 @@ def chunk_spans(text: str, spans: Sequence[Span], size: int, overlap: int) -> li
     """Returns the characters of each chunk of a text.
 
     A chunk ends with a sentence if one ends in it, else with a word, else after `size` units.
-
-    Args:
-      size: maximum of units per chunk, at least 1.
-      overlap: maximum of units that a chunk repeats, below `size`.
     """
     firsts = [start for start, _ in spans]
     # Units at which a sentence or a word begins: a unit of subwords may be the middle of a word.

@@ -67,7 +67,6 @@ def set_name(name: str | pathlib.Path, *, with_split: bool = False) -> str:
     split. On the Hub a folder `data` or no folder stands for the repository.
 
     Args:
-      name: the file, see `data_path`.
       with_split: whether the split follows the folder's name (`FOLDER/test`), so that a table shows
         which file was read.
     """

@@ -49,12 +49,10 @@ def load_mixture(
     may use the same ids.
 
     Args:
-      paths: names of files, separated by commas; see `data_path`.
       each: the maximum number of questions per file, drawn at random with a fixed seed; 0 takes
         all of them.
       counts: the number of questions of each file, drawn as for `each`, which they replace; 0 takes
         all of them.
-      fields: names of fields in these files, see `formats.own`.
 
     Raises:
       UserError: as `load_answered`; two files have the same name; the numbers of counts and of

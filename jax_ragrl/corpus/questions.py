@@ -32,9 +32,6 @@ def split_questions(
     order the file has them. Copies of a question, by its text, stay together with the first one, as
     far as the sizes permit.
 
-    Args:
-      shares: of train, dev and test, with the sum 1.
-
     Raises:
       UserError: these are no three shares, or one that is above 0 gets no question.
     """
@@ -81,9 +78,6 @@ def question_batches(questions: Sequence[Question], batch_size: int, seed: int) 
     Every epoch is a new permutation and contains every question once. Batches have equal size, so
     that a batch may span two epochs and then contain a question twice: identify its copies by their
     position, not by their id.
-
-    Args:
-      seed: equal seeds give equal orders.
 
     Returns:
       An iterator whose `get_state()` can be stored as JSON, and whose `set_state(state)` continues

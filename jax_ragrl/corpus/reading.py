@@ -20,13 +20,7 @@ from jax_ragrl.types import Passage
 
 
 class Reading(NamedTuple):
-    """How the passages of a file are read.
-
-    Fields:
-      fields: the names of fields in the file, see `formats.own`.
-      chunks: the division of long passages; None leaves all whole.
-      units: the units of the division.
-    """
+    """How the passages of a file are read: the names of fields, and a division into chunks."""
 
     fields: Mapping[str, str] = NO_FIELDS
     chunks: Chunks | None = None
@@ -50,10 +44,6 @@ AS_IS = Reading()  # the file as it is
 
 def source_of(path: pathlib.Path, reading: Mapping[str, Any] = store.NO_READING) -> list[Any]:
     """Returns names, sizes and modification times of files, or of those below a folder.
-
-    Args:
-      path: the files, see `data_files`.
-      reading: how it is read, see `Reading.describe`; empty: as it is.
 
     Raises:
       UserError: a file does not exist.
@@ -84,8 +74,6 @@ def load_corpus(
       folder: caches the passages on disk. The cache is written on the first call, and again if the
         file's size or modification time changes; otherwise the file is not read. None keeps the
         passages in memory.
-      choose: see `store.write_passages`.
-      reading: the names of fields, and the division into chunks.
 
     Raises:
       UserError: no passages, repeated ids, an unknown format, a malformed record, or a corpus that

@@ -254,8 +254,6 @@ def ask(
     """Draws up to `count` distinct questions: chains of each length and comparisons in turn.
 
     Args:
-      split: the prefix of the questions' ids.
-      source: ids of the passages that contain each fact; they are the gold passages.
       count: number of draws; duplicates and failed draws are dropped.
       outdated_relations: relations whose passages are out of date, and therefore not gold.
     """

@@ -57,7 +57,6 @@ def search_pages(
     several short ones.
 
     Args:
-      retriever: any retriever.
       requests: (query, k, page), with `k` at least 1 and `page` counted from 0.
 
     Returns:

@@ -112,13 +112,7 @@ class BM25Retriever:
         return self.corpus.fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """Returns up to `k` passages per query, best first; ties by position in the corpus.
-
-        Each hit has a word of the query.
-
-        Raises:
-          UserError: k is below 1.
-        """
+        """Returns up to `k` >= 1 passages with a word of a query, best first; ties by position."""
         check_depth(k)
         return [self._hits(query, k) for query in queries]
 
@@ -207,9 +201,6 @@ def open_or_build_bm25(
     corpus: Corpus, index: BM25Index, folder: pathlib.Path | str, *, may_build: bool = True
 ) -> BM25Retriever:
     """Opens the index of a folder; builds it first if there is none.
-
-    Args:
-      may_build: False if another process builds a missing index.
 
     Raises:
       UserError: the index in the folder has other settings, or is missing and may not be built.

@@ -30,9 +30,6 @@ class DenseRetriever:
     the encoder's arithmetic.
 
     Fields:
-      corpus: the passages.
-      encoder: of queries and passages.
-      searcher: over the vectors of the passages.
       build: the SHA-256 of a trained searcher's files and its setting; empty if the hits depend on
         the vectors alone.
     """
@@ -47,11 +44,7 @@ class DenseRetriever:
         return self.corpus.fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """Returns the `k` best passages per query, best first; ties by position in the corpus.
-
-        Raises:
-          UserError: k is below 1.
-        """
+        """Returns the `k` >= 1 best passages per query, best first; ties by their position."""
         check_depth(k)
         if not queries:
             return []

@@ -69,9 +69,6 @@ def embed(
     caller calls `shards.forget_progress`. A collective: the processes of a run divide the shards.
 
     Args:
-      passages: in the order of the corpus.
-      encoder: the passage encoder.
-      folder: of the array, which all processes share.
       identity: names corpus, encoder and dtype; equal identities mean equal vectors.
       dtype: `float32` or `bfloat16`.
       known_vectors: vectors that are copied instead of computed.

@@ -64,12 +64,6 @@ class FusedRetriever:
 
     The first `candidates` hits of each retriever are fused whatever the depth of a search, so that
     the order of the first hits does not depend on it. Hits end with the last of these candidates.
-
-    Fields:
-      retrievers: at least one.
-      weights: one per retriever.
-      method: a key of `METHODS`.
-      candidates: hits per retriever.
     """
 
     retrievers: tuple[Retriever, ...]

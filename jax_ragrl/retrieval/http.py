@@ -38,8 +38,6 @@ class RetryingClient:
     """An HTTP client that retries time-outs, lost connections, 429, 5xx and unreadable replies.
 
     Args:
-      place: the address of the server.
-      retries: tries after the first.
       timeout: seconds from the start of a try to the last byte of its reply; more after a try that
         was late, see `runtime.servers`.
       pause: seconds before the second try; see `runtime.servers.Tries`.
@@ -64,12 +62,7 @@ class RetryingClient:
     def post(
         self, path: str, body: Any, read: Callable[[bytes], T], *, key: str = "", **options: Any
     ) -> T:
-        """Posts JSON, see `send`.
-
-        Args:
-          key: the user's API key; empty sends none.
-          options: `patient` of `send`.
-        """
+        """Posts JSON, see `send`."""
         headers = {"Content-Type": "application/json"} | ({"X-API-KEY": key} if key else {})
         return self.send("POST", path, read, content=json.dumps(body), headers=headers, **options)
 

@@ -409,12 +409,8 @@ def run_index(
     """Builds an index from a file; implements `ragrl data index`.
 
     Args:
-      vectors_path: a file of vectors that this encoder computed before.
-      dtype: of the vectors, see `build_index`.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
-      recall: see `build_index`.
       reading: how the corpus is read; its units become the encoder's.
-      prefixes: see `make_encoder`.
 
     Returns:
       A report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and building),

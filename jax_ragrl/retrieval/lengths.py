@@ -19,7 +19,6 @@ class LongPassages(NamedTuple):
 
     Fields:
       number: of these passages; an estimate from `SAMPLE` passages in a larger corpus.
-      longest: the size of the longest.
       units: `words`, or the encoder whose tokens were counted.
     """
 

@@ -123,11 +123,6 @@ def describe_quality(
 ) -> dict[str, Any]:
     """Returns the report of a retriever on questions; empty without questions.
 
-    Args:
-      retriever: the retriever.
-      questions: questions that name gold passages or, if none does, answers.
-      corpus: its passages.
-
     Returns:
       `questions`, their number, and either the counts of `report_missing_gold` and
       `search_quality`; or of questions without gold the share with an answer in one of the first k

@@ -37,11 +37,9 @@ class RemoteRetriever:
 
     Args:
       url: `http://HOST:PORT`, with or without `/retrieve`.
-      batch: maximum number of queries per request.
       retries: tries after the first, on time-outs, broken connections, 429, 5xx and replies of
         another form.
       timeout: seconds from the start of a try to the last byte of its reply.
-      pause: seconds before the second try; doubles before each further one.
 
     Raises:
       UserError: a malformed address, or a key with characters that no header may contain.
@@ -67,9 +65,6 @@ class RemoteRetriever:
 
         A query that failed has an `EffectError`, as have all remaining queries once the server was
         unavailable in all tries.
-
-        Raises:
-          UserError: k is below 1.
         """
         check_depth(k)
         results: list[Hits | EffectError] = []
@@ -118,9 +113,6 @@ class RemoteRetriever:
 
 def read_result(content: bytes, place: str, queries: int, k: int) -> list[Hits | EffectError]:
     """Parses the hits per query from the body of a reply.
-
-    Args:
-      place: the address, for error messages.
 
     Returns:
       The hits per query, or an error in place of hits of another form.

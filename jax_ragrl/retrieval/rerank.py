@@ -57,15 +57,11 @@ def load_cross_encoder(name: str) -> PairReranker:
 
 @dataclasses.dataclass(frozen=True)
 class RerankedRetriever:
-    """Orders the first `candidates` hits of a retriever by the scores of a reranker.
+    """Orders the first `candidates` hits of a retriever by the scores of a reranker; ties stay.
 
     The reranker reads the same candidates whatever the depth of a search, so that the order of the
     first hits does not depend on it. Deeper hits keep their order after the candidates; each has a
     score of 1 less than the hit before it.
-
-    Fields:
-      reranker: its scores order the candidates; ties stay in the order of the retriever.
-      candidates: hits per query that the reranker reads.
     """
 
     retriever: Retriever

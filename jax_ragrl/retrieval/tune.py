@@ -92,9 +92,6 @@ def recall_of_others(
 def tune(searcher: ScannSearcher, vectors_XD: np.ndarray, target: float) -> dict[str, Any]:
     """Tunes a searcher; warns on stderr if no setting reaches the target.
 
-    Args:
-      target: recall of the ten nearest, above 0 and at most 1.
-
     Returns:
       `target`, and above the limit of brute force `leaves`, `candidates`, the `recall` reached and
       `queries_per_s` of the sample in one call.

@@ -99,10 +99,8 @@ class WebRetriever:
     for a resumed run too, which therefore gets the same hits as before.
 
     Args:
-      engine: a name in `ENGINES`.
       folder: caches hits on disk; None caches them in memory.
       writer: number of this process, if several share a folder.
-      retries: see `retrieval.http.RetryingClient`.
 
     Raises:
       UserError: an unknown engine, no address, or no key in the environment.
@@ -135,9 +133,6 @@ class WebRetriever:
 
         A query that failed has an `EffectError`, as have all remaining queries once the engine was
         unavailable in all tries.
-
-        Raises:
-          UserError: k is below 1.
         """
         check_depth(k)
         self._outage = ""

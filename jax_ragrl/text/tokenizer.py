@@ -362,7 +362,6 @@ class ChatTokenizer:
         """Returns the text that the template makes of a conversation.
 
         Args:
-          prompt: whether the assistant's next turn begins after it.
           variables: further ones, such as `enable_thinking`; a template that does not know a
             variable ignores it.
         """

@@ -105,8 +105,6 @@ def detect(path: pathlib.Path | str, content: str, fields: Mapping[str, str] = N
     """Returns the name in `FORMATS` of a file's format; `own_questions`, `own_passages`: of none.
 
     Args:
-      path: a file or a folder.
-      content: `questions` or `passages`, which the file has to hold.
       fields: the names of fields in the file, see `own.own_fields`; a file that has one of them is
         read by these names.
 
@@ -179,11 +177,7 @@ def _load(
 def load_questions(
     path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS
 ) -> list[Question]:
-    """Reads the questions of a file.
-
-    Args:
-      path: the file, plain or compressed, several (see `look.data_files`), or a BEIR folder.
-      fields: the names of fields in the file, see `own.own_fields`.
+    """Reads the questions of files (`look.data_files`); `fields` as in `own.own_fields`.
 
     Raises:
       UserError: no questions, unknown format, malformed JSON or a missing field; the message
@@ -198,12 +192,9 @@ def load_questions(
 def iter_passages(
     path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS
 ) -> Iterator[Passage]:
-    """Yields the passages of a file, including the contexts of its questions.
+    """Yields the passages of files, also of documents, and the contexts of questions.
 
-    Args:
-      path: the file, plain or compressed, a document, a folder of documents or of a BEIR set, or
-        several files, see `look.data_files`.
-      fields: the names of fields in the file, see `own.own_fields`.
+    Arguments as `load_questions`.
 
     Raises:
       UserError: no passages, unknown format, malformed JSON or a missing field; the message

@@ -114,11 +114,8 @@ UNZIPPERS: Mapping[str, tuple[re.Pattern[bytes], Callable[[pathlib.Path], Any]]]
 def open_bytes(path: pathlib.Path | str, *, whole: bool = False) -> io.BufferedReader:
     """Opens a file for reading bytes, unzipped if its first bytes identify a compression.
 
-    The file name does not matter: data sets often lack the suffix.
-
-    Args:
-      path: the file, plain or compressed by gzip, bzip2, xz, or zip with one file in it.
-      whole: whether its content will be in memory at once, which limits a compressed file further.
+    The file name does not matter: data sets often lack the suffix. A zip archive may hold one file.
+    `whole` says that the content will be in memory at once, which limits it further.
 
     Raises:
       UserError: the path is missing or a folder, or another container; when read, the file is
@@ -145,11 +142,7 @@ def open_bytes(path: pathlib.Path | str, *, whole: bool = False) -> io.BufferedR
 def open_text(
     path: pathlib.Path | str, newline: str | None = None, *, whole: bool = False
 ) -> io.TextIOWrapper:
-    """Opens a file for reading text in UTF-8, or in UTF-16 with a byte order mark.
-
-    Args:
-      whole: as for `open_bytes`, which raises the errors.
-    """
+    """Opens a file of UTF-8, or of UTF-16 with a byte order mark, see `open_bytes`."""
     file = open_bytes(path, whole=whole)
     try:
         encoding = "utf-16" if file.peek(2)[:2] in UTF_16 else "utf-8-sig"
@@ -186,10 +179,7 @@ def read_lines(path: pathlib.Path | str) -> Iterator[tuple[int, str]]:
 
 
 def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
-    """Parses JSON text of a file.
-
-    Args:
-      first_line: the line of the file on which the text starts, for error messages.
+    """Parses JSON text that starts on a line of a file.
 
     Raises:
       UserError: malformed JSON; names file, line and column, or the record of a list.
@@ -266,10 +256,7 @@ def read_head(path: pathlib.Path | str) -> tuple[str, str]:
 
 
 def read_records(source: Source) -> Iterator[Record]:
-    """Yields the records of a JSON list, JSON lines, a table or parquet, in order.
-
-    Args:
-      source: the file, or files whose records follow each other.
+    """Yields the records of JSON lists, JSON lines, tables or parquet, in order.
 
     Raises:
       UserError: malformed content, or an entry that is not an object.

@@ -29,11 +29,10 @@ class FileLook(NamedTuple):
 
 
 def data_files(path: pathlib.Path | str) -> list[pathlib.Path]:
-    """Returns the files that are read as one, in order.
+    """Returns the files that a name means, in order: they are read as one.
 
-    Args:
-      path: a file; a folder of shards, of documents, or of a BEIR set, the last two of which stay
-        folders; a pattern (`shards/*.parquet`); or several of them, separated by commas.
+    It is a file; a folder of shards, of documents, or of a BEIR set, the last two of which stay
+    folders; a pattern (`shards/*.parquet`); or several of them, separated by commas.
 
     Raises:
       UserError: no file matches a pattern, or a folder has shards of several kinds.

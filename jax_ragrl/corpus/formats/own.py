@@ -32,16 +32,10 @@ SHAPES = ("records", "csv", "tsv", "parquet")
 
 
 class OwnFields(NamedTuple):
-    """The names that a file gives to the fields of its records.
-
-    Fields:
-      names: the name in the file by field (`question`, `answer`, ...); a field that the file lacks
-        is left out.
-      content: `questions` or `passages`.
-    """
+    """The names in a file of the fields, such as `question`, that it has."""
 
     names: Mapping[str, str]
-    content: str
+    content: str  # `questions` or `passages`
 
     def read(self, record: Record, name: str) -> str:
         """Returns the name of a required field; raises `UserError` if the file lacks it."""
@@ -66,13 +60,10 @@ class OwnFields(NamedTuple):
 def own_fields(
     content: str, present: Collection[str], fields: Mapping[str, str] = NO_FIELDS
 ) -> OwnFields:
-    """Returns the names of the fields of a file.
+    """Returns the names of the fields of a file, given those that its first record has.
 
-    Args:
-      content: `questions` or `passages`.
-      present: the fields of the first record.
-      fields: names that replace the usual ones, by field; `id`, `title` and `gold` fall back to the
-        usual names, because one mapping may describe both questions and passages.
+    The names in `fields` replace the usual ones; `id`, `title` and `gold` fall back to these,
+    because one mapping may describe both questions and passages.
     """
     by_lower = {name.lower().strip(): name for name in sorted(present, reverse=True)}
     names = {}
