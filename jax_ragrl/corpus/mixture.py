@@ -61,7 +61,11 @@ def load_mixture(
     files = [path.strip() for path in paths.split(",")]
     sets = [load_answered(data_path(file), fields) for file in files]
     _check_counts(counts, dict(zip(files, map(len, sets), strict=True)))
-    sets = [_subset(s, n) for s, n in zip(sets, counts or [each] * len(sets), strict=True)]
+    # A fixed seed: the same subset in every run, on every host, and after a resume.
+    sets = [
+        random.Random(0).sample(questions, limit) if 0 < limit < len(questions) else questions
+        for questions, limit in zip(sets, counts or [each] * len(sets), strict=True)
+    ]
     if len(files) == 1:
         return sets[0]
     names = [set_name(file) for file in files]
@@ -90,8 +94,3 @@ def _check_counts(counts: Sequence[int], sizes: Mapping[str, int]) -> None:
                 f"train_per_file asks for {count} questions of {file}, which has {size}: the "
                 "mixture would change, so ask for fewer, or 0 for all"
             )
-
-
-def _subset(questions: list[Question], limit: int) -> list[Question]:
-    # A fixed seed: the same subset in every run, on every host, and after a resume.
-    return random.Random(0).sample(questions, limit) if 0 < limit < len(questions) else questions

@@ -84,16 +84,13 @@ class HashedEncoder:
         norm = math.sqrt(math.fsum((vector_D * vector_D).tolist()))
         return (vector_D / norm if norm else vector_D).astype(np.float32)
 
-    def _vectors(self, texts: Iterable[str]) -> np.ndarray:
-        return np.stack([self._vector(text) for text in texts])
-
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
         """Returns float32 [Q, D] of norm 1, or 0 for a query without a word of the corpus."""
-        return self._vectors(queries)
+        return np.stack([self._vector(text) for text in queries])
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
         """Returns float32 [X, D]: `encode_queries` of title and text."""
-        return self._vectors(passage_text(passage) for passage in passages)
+        return self.encode_queries([passage_text(passage) for passage in passages])
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return {
@@ -108,11 +105,8 @@ class HashedEncoder:
         digest = hashlib.sha256()
         for array in self._arrays().values():
             digest.update(array.astype("<i8").tobytes())
-        return {
-            "kind": HASHED_WORDS,
-            "dimension": self.dimension,
-            "weights": digest.hexdigest()[:16],
-        }
+        weights = digest.hexdigest()[:16]
+        return {"kind": HASHED_WORDS, "dimension": self.dimension, "weights": weights}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the counts: they are integers, so that the weights are restored exactly."""

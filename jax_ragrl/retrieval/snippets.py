@@ -53,7 +53,10 @@ def snippet(text: str, query: str, marks: Marks = PLAIN, width: int = WIDTH) -> 
     words = query_words(query)
     matches = [m for m in WORD.finditer(text) if m[0].lower() in words]
     start = _start(text, [(m.start(), m[0].lower()) for m in matches], width)
-    end = _at_space(text, min(start + width, len(text)), len(text))
+    end = min(start + width, len(text))
+    # The end of the last whole word, if there is a space not far before.
+    if end < len(text) and (space := text.rfind(" ", 0, end)) > end - WIDTH // 4:
+        end = space
     parts = ["…" if start else ""]
     at = start
     for match in matches:
@@ -78,13 +81,6 @@ def _start(text: str, matches: list[tuple[int, str]], width: int) -> int:
     starts = [0, *(max(0, place - width // 6) for place, _ in matches)]
     best = max(starts, key=distinct)
     return text.rfind(" ", 0, best) + 1 if best else 0
-
-
-def _at_space(text: str, end: int, length: int) -> int:
-    if end >= length:
-        return length
-    space = text.rfind(" ", 0, end)
-    return space if space > end - WIDTH // 4 else end
 
 
 def lines(hits: Hits, query: str, marks: Marks = PLAIN) -> Iterator[str]:

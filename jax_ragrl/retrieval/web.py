@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import pathlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import EffectError, UserError, redacted
@@ -195,13 +195,13 @@ def read_page(content: bytes, engine: Engine, place: str) -> list[Passage]:
     if not hits and body.get("unresponsive_engines"):
         engines = str(body["unresponsive_engines"])[:200]
         raise EffectError(f"{place} found nothing, because engines did not respond: {engines}")
-    return [
-        passage(hit, engine) for hit in hits if isinstance(hit, dict) and hit.get(engine.address)
-    ]
-
-
-def passage(hit: Mapping[str, Any], engine: Engine) -> Passage:
-    values = [hit.get(name) or "" for name in (engine.address, "title", engine.text)]
-    if not all(isinstance(value, str) for value in values):
-        raise ValueError(f"the hit {str(hit)[:200]!r} has a field that is no text")
-    return Passage(*values)
+    passages = []
+    for hit in hits:
+        if not isinstance(hit, dict) or not hit.get(engine.address):
+            continue
+        # Title and snippet may be missing.
+        values = [hit.get(name) or "" for name in (engine.address, "title", engine.text)]
+        if not all(isinstance(value, str) for value in values):
+            raise ValueError(f"the hit {str(hit)[:200]!r} has a field that is no text")
+        passages.append(Passage(*values))
+    return passages

@@ -104,31 +104,27 @@ def byte_automaton(regex: str) -> tuple[np.ndarray, np.ndarray]:
     # outlines-core 0.2.14 loses the steps from an accepting state to one that does not accept:
     # `(?:ab)*` becomes an automaton of the empty text. Therefore NUL ends every match here: a state
     # accepts if NUL leads to an accepting one.
-    transitions, first, finals = _compile(f"(?:{regex})\\x00")
-    targets = (state for steps in transitions.values() for state in steps.values())
-    number = {s: i for i, s in enumerate(dict.fromkeys([first, *transitions, *targets]))}
-    step_SB = np.full((len(number), 257), _DEAD, np.int32)
-    for state, steps in transitions.items():
-        step_SB[number[state], list(steps)] = [number[target] for target in steps.values()]
-    accepts_S = np.isin(step_SB[:, 0], [number[state] for state in finals])
-    step_SB[:, 0] = _DEAD
-    # The steps of the token that outlines-core appends in accepting states are not needed.
-    return _smallest(*_reachable(step_SB[:, :256], accepts_S))
-
-
-def _compile(regex: str) -> tuple[dict[int, dict[int, int]], int, set[int]]:
-    """The steps by byte of each state, the first state and the accepting ones."""
     from outlines_core import Index, Vocabulary  # here: only runs with strict grammars need it
 
+    bytes_alone = Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
     try:
-        index = Index(regex, Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
+        index = Index(f"(?:{regex})\\x00", bytes_alone)
     except Exception as error:  # the compiler in Rust raises no more specific class
         why = " ".join(str(error).split())[:200]
         raise UserError(
             f"the grammar {_shown(regex)} cannot be compiled ({why}): use the syntax of Rust's "
             "regex crate, without look-around and back-references"
         ) from error
-    return index.get_transitions(), index.get_initial_state(), set(index.get_final_states())
+    transitions, first = index.get_transitions(), index.get_initial_state()
+    targets = (state for steps in transitions.values() for state in steps.values())
+    number = {s: i for i, s in enumerate(dict.fromkeys([first, *transitions, *targets]))}
+    step_SB = np.full((len(number), 257), _DEAD, np.int32)
+    for state, steps in transitions.items():
+        step_SB[number[state], list(steps)] = [number[target] for target in steps.values()]
+    accepts_S = np.isin(step_SB[:, 0], [number[state] for state in index.get_final_states()])
+    step_SB[:, 0] = _DEAD
+    # The steps of the token that outlines-core appends in accepting states are not needed.
+    return _smallest(*_reachable(step_SB[:, :256], accepts_S))
 
 
 def _reachable(step_SB: np.ndarray, accepts_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

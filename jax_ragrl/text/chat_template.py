@@ -224,14 +224,8 @@ def _on_that_day(form: str) -> str:
     return TODAY.strftime(form)
 
 
+# Jinja's own filter escapes the characters of HTML.
 def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
 ) -> str:
-    """Jinja's own filter escapes the characters of HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

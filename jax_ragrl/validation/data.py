@@ -17,7 +17,7 @@ from jax_ragrl.retrieval.bm25 import check_bm25_settings
 from jax_ragrl.retrieval.description import encoder_source, read_description
 from jax_ragrl.retrieval.index import FILE, folder_of
 from jax_ragrl.retrieval.kinds import BM25Index, Index, ServerIndex, VectorIndex
-from jax_ragrl.retrieval.lengths import describe_long, long_passages
+from jax_ragrl.retrieval.lengths import describe_long
 from jax_ragrl.retrieval.measures import example_names, missing_gold
 from jax_ragrl.run.config import Data, FileData
 from jax_ragrl.run.data import config_reading, section_units
@@ -119,9 +119,7 @@ def _read_passages(data: Data, index: Index, passages: list[Passage]) -> Iterato
 def check_lengths(sample: DataSample, index: Index) -> Iterator[Finding]:
     """Counts the passages that the encoder of the index would cut."""
     passages = sample.passages
-    if passages and (line := describe_long(
-        long_passages(passages, section_units(index)), len(passages)
-    )):  # fmt: skip
+    if passages and (line := describe_long(passages, section_units(index))):
         yield Finding("warning", "corpus", line)
 
 

@@ -11,7 +11,7 @@ from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.index import load_indexed, read_description
 from jax_ragrl.retrieval.kinds import BM25Index
-from jax_ragrl.retrieval.lengths import describe_long, long_passages
+from jax_ragrl.retrieval.lengths import describe_long
 from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.run.claims import claim_corpus
 from jax_ragrl.run.index import load_retriever
@@ -123,9 +123,7 @@ def test_gold_that_the_corpus_lacks_is_counted(capsys):
 def test_passages_that_an_encoder_cuts_are_counted_with_the_remedy():
     passages = [Passage("a", "T", "x " * n) for n in (3, 7, 8, 20)]
     units = WORDS._replace(name="mine", reserved_units=2, limit=10)
-    long = long_passages(passages, units)
-    assert (long.number, long.longest) == (2, 23)
-    line = describe_long(long, len(passages))
+    line = describe_long(passages, units)
     assert line.startswith("2 of 4 passages are longer than 10 tokens (the longest 23), and the")
     assert "encoder mine cuts the rest" in line and "--chunk SIZE" in line
-    assert describe_long(long_passages(passages, WORDS), 4) == ""
+    assert describe_long(passages, WORDS) == ""
