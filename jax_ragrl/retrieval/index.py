@@ -371,7 +371,7 @@ def with_gold(
 ) -> list[Question]:
     """Returns the questions on which recall is measured; none without a path.
 
-    If none names gold passages, these are the questions with an answer (see `answer_recall`).
+    If none names gold passages, these are the questions with an answer (see `describe_quality`).
 
     Raises:
       UserError: a file cannot be read, or no question has gold passages or an answer.

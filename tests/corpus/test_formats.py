@@ -13,27 +13,8 @@ from jax_ragrl.corpus import formats
 from jax_ragrl.corpus.formats import files, flashrag, qrels
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
+from tests.corpus.records import HOTPOT, MUSIQUE, VERL
 
-HOTPOT = {
-    "_id": "h1",
-    "question": "Who is older?",
-    "answer": "Ann",
-    "supporting_facts": [["Ann", 0], ["Bob", 0], ["Ann", 1]],
-    "context": [["Ann", ["Ann was born.", " In 1970."]], ["Bob", ["Bob was not."]]],
-    "type": "comparison",
-    "level": "hard",
-}
-MUSIQUE = {
-    "id": "2hop__1_2",
-    "question": "Where was the director born?",
-    "answer": "Rome",
-    "answer_aliases": ["Roma", "Rome"],
-    "paragraphs": [
-        {"idx": 0, "title": "Film", "paragraph_text": "By Ann.", "is_supporting": True},
-        {"idx": 1, "title": "Tea", "paragraph_text": "A drink.", "is_supporting": False},
-    ],
-    "question_decomposition": [{"question": "Film >> director"}, {"question": "#1 >> birthplace"}],
-}
 ORACLE = {
     "question": "who?",
     "answers": ["Ann"],
@@ -45,43 +26,21 @@ MULTIHOP = {
     "question_type": "comparison_query",
     "evidence_list": [{"title": "A", "fact": "a"}, {"title": "B", "fact": "b"}],
 }
-AMBIG = {
-    "id": "7",
-    "question": "q?",
-    "annotations": [
-        {"type": "singleAnswer", "answer": ["a"]},
-        {"type": "multipleQAs", "qaPairs": [{"question": "q1?", "answer": ["b", "a"]}]},
-    ],
-}
-VERL = {
-    "data_source": "x",
-    "prompt": [{"role": "user", "content": "Answer: q?"}],
-    "reward_model": {"ground_truth": {"target": ["a", "b"]}, "style": "rule"},
-    "extra_info": {"index": 3},
-}
 TRIVIA = {
     "Data": [{"QuestionId": "t", "Question": "q?", "Answer": {"Value": "v", "Aliases": ["w"]}}]
 }
 
-# name, record or table text, expected question fields
-QUESTION_FILES = [
+# Forms that are not among the records of the Hub (test_containers.py): name, content, and either
+# fields of the question or the first passage.
+FILES = [
     ("hotpotqa", [HOTPOT], {"id": "h1", "gold": ("Ann", "Bob"), "hops": 2, "kind": "comparison"}),
-    (
-        "musique",
-        MUSIQUE,
-        {"answers": ("Rome", "Roma"), "gold": ("Film",), "hops": 2, "kind": "2hop"},
-    ),
     ("nq_open", {"question": "q?", "answer": ["a"]}, {"id": "nq0", "answers": ("a",), "gold": ()}),
     ("nq_oracle", ORACLE, {"answers": ("Ann",), "gold": ("Film",)}),
     ("multihop_rag", [MULTIHOP], {"gold": ("A", "B"), "answers": ("Yes",), "hops": 2}),
-    ("ambignq", [AMBIG], {"answers": ("a", "b"), "kind": "singleAnswer+multipleQAs"}),
-    ("verl", VERL, {"id": "3", "text": "Answer: q?", "answers": ("a", "b")}),
     ("triviaqa", TRIVIA, {"id": "t", "answers": ("v", "w")}),
     ("flashrag_questions", {"id": 1, "question": "q?", "golden_answers": [1]}, {"answers": ("1",)}),
     ("popqa", 'id\tquestion\tpossible_answers\n5\tq?\t"[""a"", ""b""]"\n', {"answers": ("a", "b")}),
     ("freshqa", "id,question,answer_0,answer_1\n4,q?,three,\n", {"id": "4", "answers": ("three",)}),
-]
-PASSAGE_FILES = [
     ("own_passages", {"id": 3, "title": "T", "text": "x"}, Passage("3", "T", "x")),
     ("own_passages", [{"title": "T", "text": "x"}], Passage("p0", "T", "x")),
     ("title_sentences", {"T": ["x.", " y."]}, Passage("T", "T", "x. y.")),
@@ -99,71 +58,50 @@ def write(path, content):
     return path
 
 
-@pytest.mark.parametrize(("name", "content", "expected"), QUESTION_FILES)
-def test_question_files_are_known_by_content_not_by_name(tmp_path, name, content, expected):
+@pytest.mark.parametrize(("name", "content", "expected"), FILES)
+def test_files_are_known_by_content_not_by_name(tmp_path, name, content, expected):
     path = write(tmp_path / "data.bin", content)
+    if isinstance(expected, Passage):
+        assert formats.detect(path, "passages") == name
+        assert formats.load_passages(path)[0] == expected
+        return
     assert formats.detect(path, "questions") == name
     (question,) = formats.load_questions(path)
     assert {field: getattr(question, field) for field in expected} == expected
 
 
-@pytest.mark.parametrize(("name", "content", "expected"), PASSAGE_FILES)
-def test_passage_files_are_known_by_content_not_by_name(tmp_path, name, content, expected):
-    path = write(tmp_path / "data.bin", content)
-    assert formats.detect(path, "passages") == name
-    assert formats.load_passages(path)[0] == expected
-
-
-@pytest.mark.parametrize(("name", "content", "expected"), QUESTION_FILES + PASSAGE_FILES)
-def test_gzip_and_a_byte_order_mark_change_nothing(tmp_path, name, content, expected):
-    plain = write(tmp_path / "plain", content)
-    zipped = tmp_path / "zipped"
-    zipped.write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
-    is_corpus = isinstance(expected, Passage)
-    assert formats.detect(zipped, "passages" if is_corpus else "questions") == name
-    load = formats.load_passages if is_corpus else formats.load_questions
-    assert load(zipped) == load(plain)
-
-
-@pytest.mark.parametrize("name", ["hotpotqa", "nq_open", "flashrag_questions"])
-def test_a_list_and_lines_hold_the_same_records(tmp_path, name):
-    record = next(content for known, content, _ in QUESTION_FILES if known == name)
-    record = record[0] if isinstance(record, list) else record
-    lines = write(tmp_path / "lines", "\n".join(json.dumps(record) for _ in range(3)))
-    listed = write(tmp_path / "listed", json.dumps([record] * 3, indent=2))
-    assert formats.load_questions(lines) == formats.load_questions(listed)
+NO_ANSWER = {name: value for name, value in HOTPOT.items() if name != "answer"}
 
 
 @pytest.mark.parametrize(
-    ("first", "missing", "name"),
+    ("records", "why"),
     [
-        ({"question": "q?", "golden_answers": ["a"]}, {"question": "q?"}, "golden_answers"),
-        ({"question": "q?", "answer": ["a"]}, {"answer": ["a"]}, "question"),
-        (MUSIQUE, {**MUSIQUE, "paragraphs": [{"title": "x"}]}, "paragraph_text"),
+        (
+            [{"question": "q?", "golden_answers": ["a"]}, {"question": "q?"}],
+            "line 3: field 'golden_answers' is missing",
+        ),
+        (
+            [{"question": "q?", "answer": ["a"]}, {"answer": ["a"]}],
+            "line 3: field 'question' is missing",
+        ),
+        (
+            [MUSIQUE, {**MUSIQUE, "paragraphs": [{"title": "x"}]}],
+            "line 3.*field 'paragraph_text' is missing",
+        ),
+        ([[HOTPOT, NO_ANSWER]], "record 2: field 'answer' is missing"),
+        (
+            [{"id": "1", "question": "q?"}],
+            "line 1: field 'answer or .*--fields answer=NAME",
+        ),
+        (
+            [{"id": "1", "question": ["q?"], "golden_answers": "a"}],
+            "line 1: field 'question' holds list, expected str",
+        ),
     ],
 )
-def test_a_missing_field_is_named_with_file_and_line(tmp_path, first, missing, name):
-    path = write(tmp_path / "q.jsonl", json.dumps(first) + "\n\n" + json.dumps(missing) + "\n")
-    with pytest.raises(UserError, match=rf"q\.jsonl, line 3.*field '{name}' is missing"):
-        formats.load_questions(path)
-
-
-def test_a_missing_field_is_named_with_its_record(tmp_path):
-    broken = {name: value for name, value in HOTPOT.items() if name != "answer"}
-    path = write(tmp_path / "h.json", json.dumps([HOTPOT, broken], indent=1))
-    with pytest.raises(UserError, match=r"h\.json, record 2: field 'answer' is missing"):
-        formats.load_questions(path)
-
-
-def test_a_field_missing_from_the_first_line_is_named_too(tmp_path):
-    path = write(tmp_path / "q.jsonl", {"id": "1", "question": "q?"})
-    with pytest.raises(UserError, match=r"line 1: field 'answer or .*--fields answer=NAME"):
-        formats.load_questions(path)
-
-
-def test_a_field_of_another_type_is_named(tmp_path):
-    path = write(tmp_path / "q.jsonl", {"id": "1", "question": ["q?"], "golden_answers": "a"})
-    with pytest.raises(UserError, match=r"line 1: field 'question' holds list, expected str"):
+def test_a_field_that_is_missing_or_of_another_type_is_named_with_its_place(tmp_path, records, why):
+    path = write(tmp_path / "q.jsonl", "\n\n".join(map(json.dumps, records)))
+    with pytest.raises(UserError, match=rf"q\.jsonl, {why}"):
         formats.load_questions(path)
 
 
@@ -233,6 +171,10 @@ def test_damage_is_named(tmp_path):
     latin.write_bytes('{"id": 1, "question": "é", "golden_answers": []}\n'.encode("latin-1"))
     with pytest.raises(UserError, match="not UTF-8"):
         formats.load_questions(latin)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([VERL, VERL]), path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match="damaged parquet"):
+        formats.load_questions(path)
 
 
 @pytest.mark.parametrize(
@@ -248,18 +190,6 @@ def test_a_written_solution_is_not_the_answer(tmp_path, extra, answers):
     write(tmp_path / "x.jsonl", row)
     (question,) = formats.load_questions(tmp_path / "x.jsonl")
     assert question.answers == answers
-
-
-def test_verls_parquet_is_read_and_a_damaged_file_named(tmp_path):
-    path, answers = tmp_path / "x.parquet", {"ground_truth": {"target": ["Ann", "A."]}}
-    asked = [{"role": "user", "content": "Answer. Question: Who directed it?"}]
-    row = {"prompt": asked, "reward_model": answers, "extra_info": {"index": 3, "split": "test"}}
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, row]), path)
-    first, _ = formats.load_questions(path)
-    assert first.answers == ("Ann", "A.") and "Who directed it?" in first.text and first.id == "3"
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(UserError, match="damaged parquet"):
-        formats.load_questions(path)
 
 
 def test_a_beir_folder_has_queries_and_gold_ids(tmp_path):
@@ -334,20 +264,20 @@ def test_metadata_that_would_be_overwritten_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metadata", "gold"),
+    ("metadata", "gold", "hops"),
     [
-        ({"gold": ["a"]}, ("a",)),
-        ({"gold_titles": ["a", "a"]}, ("a",)),
-        ({"supporting_facts": {"title": ["a", "b", "a"], "sent_id": [0, 1, 2]}}, ("a", "b")),
-        ({"supporting_facts": "none"}, ()),
-        ({}, ()),
+        ({"gold": ["a"]}, ("a",), 0),
+        ({"gold_titles": ["a", "a"]}, ("a",), 0),
+        ({"supporting_facts": {"title": ["a", "b", "a"], "sent_id": [0, 1, 2]}}, ("a", "b"), 2),
+        ({"supporting_facts": {"title": ["a", "b"]}, "hops": 3}, ("a", "b"), 3),
+        ({"supporting_facts": "none"}, (), 0),
+        ({}, (), 0),
     ],
 )
-def test_gold_is_found_under_every_name_in_use(tmp_path, metadata, gold):
-    path = tmp_path / "test.jsonl"
-    row = {"id": "1", "question": "q?", "golden_answers": ["x"], "metadata": metadata}
-    path.write_text(json.dumps(row) + "\n")
-    assert formats.load_questions(path)[0].gold == gold
+def test_gold_is_found_under_every_name_and_hops_default_to_articles(metadata, gold, hops):
+    record = files.Record("x", {"question": "q?", "golden_answers": ["a"], "metadata": metadata})
+    question = flashrag.read_question(record, 0)
+    assert (question.gold, question.hops) == (gold, hops)
 
 
 @pytest.mark.parametrize(
@@ -362,19 +292,6 @@ def test_gold_is_found_under_every_name_in_use(tmp_path, metadata, gold):
 )
 def test_contents_split_into_title_and_text(contents, expected):
     assert flashrag.split_contents(contents) == expected
-
-
-@pytest.mark.parametrize(
-    ("metadata", "hops"),
-    [
-        ({"supporting_facts": {"title": ["a", "b", "a"], "sent_id": [0, 1, 2]}}, 2),
-        ({"supporting_facts": {"title": ["a", "b"]}, "hops": 3}, 3),
-        ({"gold_titles": ["a", "b"]}, 0),
-    ],
-)
-def test_hops_default_to_the_number_of_supporting_articles(metadata, hops):
-    record = files.Record("x", {"question": "q?", "golden_answers": ["a"], "metadata": metadata})
-    assert flashrag.read_question(record, 0).hops == hops
 
 
 def test_two_wiki_has_a_hop_per_triple(shared_data):
@@ -440,13 +357,6 @@ def test_an_object_without_lists_of_sentences_is_no_corpus(tmp_path, value):
     path = write(tmp_path / "x.json", json.dumps({"T": ["x."], "documents": value}, indent=1))
     with pytest.raises(UserError, match="x.json: 'documents' is not a list of sentences: .* alone"):
         formats.load_passages(path)
-
-
-def test_a_null_is_no_answer(tmp_path):
-    row = {"id": "1", "question": "q", "golden_answers": ["a", None]}
-    (tmp_path / "q.jsonl").write_text(json.dumps(row))
-    with pytest.raises(UserError, match="q.jsonl, line 1.*golden_answers.*null"):
-        formats.load_questions(tmp_path / "q.jsonl")
 
 
 def test_the_gold_of_musique_is_in_the_order_of_the_hops(tmp_path):

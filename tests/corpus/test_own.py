@@ -2,39 +2,16 @@
 
 import csv
 import io
-import json
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from jax_ragrl.corpus import formats
 from jax_ragrl.corpus.fields import parse_fields
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
+from tests.corpus.records import write
 
 SHAPES = ("json", "jsonl", "csv", "tsv", "parquet")
-
-
-def write(path, rows, shape):
-    """Writes records in one of `SHAPES`; a table has no lists, so that they become JSON."""
-    if shape == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        return path
-    if shape in ("csv", "tsv"):
-        text = io.StringIO()
-        writer = csv.DictWriter(text, rows[0], delimiter="," if shape == "csv" else "\t")
-        writer.writeheader()
-        cells = lambda row: {  # noqa: E731
-            k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()
-        }
-        writer.writerows(map(cells, rows))
-        path.write_text(text.getvalue(), encoding="utf-8")
-        return path
-    lines = [json.dumps(row) for row in rows]
-    text = "\n".join(lines) if shape == "jsonl" else f"[{','.join(lines)}]"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -80,12 +57,6 @@ def test_names_of_questions_leave_a_published_corpus_as_it_is(tmp_path):
     path = write(tmp_path / "x", [{"id": "0", "contents": '"T"\nx'}], "jsonl")
     (passage,) = formats.iter_passages(path, fields={"question": "Q", "answer": "A"})
     assert passage == Passage("0", "T", "x")
-
-
-def test_an_id_of_the_file_is_the_id_of_the_question(tmp_path):
-    rows = [{"id": "mine", "question": "q?", "answer": "a"}]
-    (question,) = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))
-    assert question.id == "mine"
 
 
 @pytest.mark.parametrize(
