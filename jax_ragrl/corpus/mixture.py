@@ -38,10 +38,7 @@ def load_answered(
 
 
 def load_mixture(
-    paths: str,
-    each: int = 0,
-    counts: Sequence[int] = (),
-    fields: Mapping[str, str] = NO_FIELDS,
+    paths: str, each: int = 0, counts: Sequence[int] = (), fields: Mapping[str, str] = NO_FIELDS
 ) -> list[Question]:
     """Reads the questions of one or several files, interleaved.
 

@@ -54,13 +54,7 @@ from jax_ragrl.retrieval.int8 import Int8Searcher, write_int8
 from jax_ragrl.retrieval.kinds import HASHED_WORDS, INT8, check_settings
 from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.retrieval.recall import describe_quality
-from jax_ragrl.retrieval.scann import (
-    BRUTE_FORCE,
-    ScannSearcher,
-    Setting,
-    build_scann,
-    hash_files,
-)
+from jax_ragrl.retrieval.scann import BRUTE_FORCE, ScannSearcher, Setting, build_scann, hash_files
 from jax_ragrl.retrieval.shards import MappedArray, forget_progress, read_array, write_array
 from jax_ragrl.retrieval.tune import tune
 from jax_ragrl.retrieval.vectors import open_vectors

@@ -10,14 +10,7 @@ from typing import Any
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.measures import (
-    DEPTH,
-    KS,
-    answers_in,
-    example_names,
-    measure,
-    missing_gold,
-)
+from jax_ragrl.retrieval.measures import DEPTH, KS, answers_in, example_names, measure, missing_gold
 from jax_ragrl.types import Hits, Passage, Question
 
 Measure = Callable[[Question, Sequence[Passage]], Mapping[str, float]]

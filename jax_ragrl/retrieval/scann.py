@@ -132,11 +132,7 @@ class ScannSearcher:
 
     @classmethod
     def open(
-        cls,
-        folder: pathlib.Path,
-        vectors: pathlib.Path,
-        count: int,
-        setting: Setting | None = None,
+        cls, folder: pathlib.Path, vectors: pathlib.Path, count: int, setting: Setting | None = None
     ) -> ScannSearcher:
         """Opens the searcher that `build_scann` wrote; brute force reads the folder of vectors.
 

@@ -39,9 +39,7 @@ def lines(without: str = "") -> str:
 
 
 def enclosed(
-    text: str,
-    opening: re.Pattern[str],
-    closing_of: Callable[[re.Match[str]], re.Pattern[str]],
+    text: str, opening: re.Pattern[str], closing_of: Callable[[re.Match[str]], re.Pattern[str]]
 ) -> Iterator[tuple[re.Match[str], str]]:
     """Yields openings, and the text of each one up to its closing, from left to right.
 

@@ -89,10 +89,7 @@ NO_ANSWER = {name: value for name, value in HOTPOT.items() if name != "answer"}
             "line 3.*field 'paragraph_text' is missing",
         ),
         ([[HOTPOT, NO_ANSWER]], "record 2: field 'answer' is missing"),
-        (
-            [{"id": "1", "question": "q?"}],
-            "line 1: field 'answer or .*--fields answer=NAME",
-        ),
+        ([{"id": "1", "question": "q?"}], "line 1: field 'answer or .*--fields answer=NAME"),
         (
             [{"id": "1", "question": ["q?"], "golden_answers": "a"}],
             "line 1: field 'question' holds list, expected str",

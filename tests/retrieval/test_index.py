@@ -327,11 +327,7 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     save_corpus(corpus, tmp_path / "corpus.jsonl")
     save_questions(QUESTIONS, tmp_path / "questions.jsonl")
     report = run_index(
-        tmp_path / "corpus.jsonl",
-        tmp_path / "out",
-        "hashed",
-        "exact",
-        tmp_path / "questions.jsonl",
+        tmp_path / "corpus.jsonl", tmp_path / "out", "hashed", "exact", tmp_path / "questions.jsonl"
     )
     assert json.loads(json.dumps(report)) == report
     assert (report["count"], report["dimension"], report["recall@10"]) == (6, 1024, 1.0)

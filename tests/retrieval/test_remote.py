@@ -45,11 +45,7 @@ PASSAGES = (
     Passage("1", "Silent Harbor", "Silent Harbor was directed by Adela Brandt in 1971."),
     Passage("2", '"Adela" Brandt', "Adela Brandt was born in Thornby.\nShe\tdirected.  "),
     Passage("3", "", "Thornby is a city in Estoria run by mayor Otto Novak."),
-    Passage(
-        "4",
-        "Golden\nRiver",
-        "Golden River starred Bruno Castell of Harbor. \u00e9\U0001f600",
-    ),
+    Passage("4", "Golden\nRiver", "Golden River starred Bruno Castell of Harbor. \u00e9\U0001f600"),
 )
 QUERIES = ["who directed Silent Harbor", "Thornby", "nothing known", "", "Harbor Brandt"]
 
@@ -367,10 +363,7 @@ def test_what_a_server_refuses_is_not_asked_again():
         ({"result": [["text"]]}, "query 1, hit 1: field 'document' is missing"),
         ({"result": [[GOOD, {"id": 1, "contents": "x"}]]}, "hit 2: field 'document' is missing"),
         ({"result": [[{"document": "x", "score": 1}]]}, "'document' holds str"),
-        (
-            {"result": [[{"document": {"id": [1], "contents": "x"}}]]},
-            "field 'id' holds list",
-        ),
+        ({"result": [[{"document": {"id": [1], "contents": "x"}}]]}, "field 'id' holds list"),
         ({"result": [[{"document": {"id": 1, "text": "x"}, "score": 1}]]}, "field 'contents'"),
         ({"result": [[{**GOOD, "score": "high"}]]}, "score 'high' is not a finite number"),
         ({"result": [[{**GOOD, "score": None}]]}, "score 'None' is not a finite number"),

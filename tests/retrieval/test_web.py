@@ -31,10 +31,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "asked"),
     [
         ("serper", {"q": "a", "page": 1, "method": "POST", "key": "secret"}),
-        (
-            "searxng",
-            {"q": "a", "format": "json", "pageno": "1", "method": "GET", "key": None},
-        ),
+        ("searxng", {"q": "a", "format": "json", "pageno": "1", "method": "GET", "key": None}),
     ],
 )
 def test_an_engine_is_asked_in_its_own_form(name: str, asked: dict[str, Any]):
@@ -206,9 +203,7 @@ def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, message: 
     assert parse_index("http://me@host:1") == RemoteIndex("http://me@host:1")
 
 
-def test_a_key_is_stripped_and_never_printed(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_key_is_stripped_and_never_printed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SERPER_API_KEY", " secret\n")
     with engine(pages) as (address, seen):
         WebRetriever("serper", address).search(["a"], 1)

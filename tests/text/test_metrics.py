@@ -28,8 +28,7 @@ def test_normalize_gives_the_golden_strings(text, deleted, spaced):
 
 
 @pytest.mark.parametrize(
-    "metric",
-    [metrics.exact_match, metrics.f1, metrics.cover_match, metrics.cover_match_tokens],
+    "metric", [metrics.exact_match, metrics.f1, metrics.cover_match, metrics.cover_match_tokens]
 )
 def test_a_metric_deletes_punctuation_by_default(metric):
     assert metric("the U.S.", ("US",)) == 1.0
