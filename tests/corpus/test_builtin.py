@@ -98,7 +98,3 @@ def test_a_name_is_accepted_where_a_question_file_is():
 def test_an_unknown_name_names_those_that_exist(name, hint):
     with pytest.raises(UserError, match=hint):
         data_file(name)
-
-
-def test_any_other_text_is_a_path():
-    assert data_file("folder/nq.jsonl").name == "nq.jsonl"

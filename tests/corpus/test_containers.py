@@ -381,14 +381,6 @@ def test_a_folder_a_pattern_and_a_list_are_one_corpus(tmp_path, container):
     assert formats.load_passages(backwards)[0].text == "b0"
 
 
-def test_an_id_in_two_shards_is_refused(tmp_path):
-    folder = shards(tmp_path / "s", id="")
-    for path in (folder / "a.jsonl", folder / "b.jsonl"):
-        path.write_text('{"id": "one", "title": "", "text": "x"}\n')
-    with pytest.raises(UserError, match="passage id 'one' occurs 2 times"):
-        load_corpus(folder)
-
-
 def test_shards_with_contexts_share_their_passages(tmp_path):
     (tmp_path / "s").mkdir()
     for name in "ab":
@@ -411,16 +403,6 @@ def test_files_that_are_no_corpus_are_named(tmp_path, name, why):
     (folder / "c.csv").write_text("text\nx\n")
     with pytest.raises(UserError, match=why):
         formats.load_passages(name.format(folder, folder))
-
-
-def test_documents_in_a_list_and_a_pattern(tmp_path):
-    for name in ("a.md", "b.txt", "c.md"):
-        (tmp_path / name).write_text("text\n")
-    assert [p.id for p in formats.load_passages(f"{tmp_path}/*.md")] == ["a.md", "c.md"]
-    assert [p.id for p in formats.load_passages(f"{tmp_path}/b.txt,{tmp_path}/a.md")] == [
-        "b.txt",
-        "a.md",
-    ]
 
 
 def test_a_changed_shard_is_read_again(tmp_path):

@@ -1,7 +1,5 @@
 """Documents become passages whose ids name the file and the place in it."""
 
-import warnings
-
 import pytest
 
 from jax_ragrl.corpus import formats
@@ -151,16 +149,10 @@ def test_a_folder_without_documents_is_refused(tmp_path):
         formats.load_passages(tmp_path)
 
 
-def test_broken_html_has_text_all_the_same():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (section,) = documents.html_sections("<head><body><p>a<div>b</span> c<script>no")
-    assert section.text.split() == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize(
     ("page", "text"),
     [
+        ("<head><body><p>a<div>b</span> c<script>no", "a b c"),
         ("a<![x[b", "a"),
         ("a<![CDATA[b]]>c", "ac"),
         ("a<!-- <p> -->b<!--> c <!---> d --!> e <!-- f --!> g", "ab c d --!> e g"),
@@ -180,20 +172,8 @@ def test_the_text_of_html_is_that_of_the_standard(page, text):
     assert " ".join(section.text.split()) == text
 
 
-REPEATED = [
-    "<!--",
-    "<![x[",
-    "<svg>",
-    "<svg><nav>",
-    "</nav>",
-    "<a ",
-    "<a b='",
-    '<a ="',
-    "<",
-    "</",
-    "<!",
-]
-REPEATED += ["<?", "<script>", "</script>", "<h1>", "&#", "&#1", "<a<", "<!-", "<!-->"]
+REPEATED = ["<!--", "<![x[", "<svg>", "<svg><nav>", "</nav>", "<a ", "<a b='", '<a ="', "<", "</"]
+REPEATED += ["<!", "<?", "<script>", "</script>", "<h1>", "&#", "&#1", "<a<", "<!-", "<!-->"]
 
 
 @pytest.mark.parametrize("text", REPEATED)

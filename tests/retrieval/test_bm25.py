@@ -14,7 +14,6 @@ from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.bm25 import Analyzer, best_positive, build_bm25, open_or_build_bm25
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.retrieval.recall import search_quality
@@ -92,14 +91,6 @@ def test_the_first_hits_do_not_depend_on_the_depth():
     assert whole.tolist() == expected
     for k in range(1, 300):
         assert best_positive(scores_X, k).tolist() == expected[:k]
-
-
-def test_pages_continue_each_other(corpus, tmp_path):
-    retriever = build_bm25(corpus, BM25Index(), tmp_path)
-    query = "Adela Brandt of Silent Harbor, born in Thornby, directed"
-    (whole,) = retriever.search([query], 6)
-    pages = search_pages(retriever, [(query, 2, page) for page in range(3)])
-    assert [passage for page in pages for passage in page.passages] == [*whole.passages]
 
 
 def test_an_opened_index_equals_the_built_one(corpus, tmp_path):

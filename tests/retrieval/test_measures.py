@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.measures import (
     gains,
     measure,
@@ -21,7 +21,7 @@ from jax_ragrl.retrieval.measures import (
     recall_by_turn,
     reciprocal_rank,
 )
-from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
+from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold, search_quality
 from jax_ragrl.retrieval.trec import by_rank, run_lines, write_run
 from jax_ragrl.types import Hits, Passage, Question
 
@@ -108,6 +108,8 @@ def test_failed_searches_are_left_out_of_means():
     assert mean_measures(questions, [hits, EffectError("down")])["mrr@10"] == 1.0
     with pytest.raises(EffectError, match="down"):
         mean_measures(questions, [EffectError("down")] * 2)
+    with pytest.raises(UserError, match="none of the 1 questions"):
+        search_quality(None, [Question("1", "?", ("x",))])
 
 
 def test_a_run_file_has_six_columns_whatever_the_ids_are(tmp_path):

@@ -127,19 +127,13 @@ def test_corpora_smaller_than_a_bucket_are_searched_whole(make, count):
     assert (np.sort(index, axis=1) == np.arange(count)).all()
 
 
-def test_oversized_batches_are_split(monkeypatch):
-    _, whole = ExactSearcher(VECTORS).search(QUERIES, 7)
-    monkeypatch.setattr(exact, "SCORE_BYTES", 4 * 500 * 3)
-    _, split = ExactSearcher(VECTORS).search(QUERIES, 7)
-    np.testing.assert_array_equal(split, whole)
-
-
 @pytest.mark.parametrize(
     ("room", "part", "rows"),
     [(3, 500, 2), (1, 500, 1), (0.5, 500, 1), (1000, 500, 256), (4, 250, 8)],
 )
 def test_score_matrices_stay_within_their_budget(monkeypatch, room, part, rows):
     """Room in queries of all vectors; where two devices hold them a query takes half of it."""
+    _, whole = ExactSearcher(VECTORS).search(QUERIES[:256], 7)
     batch_sizes = set()
 
     def nearest(queries, passages, count, **options):
@@ -150,8 +144,9 @@ def test_score_matrices_stay_within_their_budget(monkeypatch, room, part, rows):
     monkeypatch.setattr(exact, "nearest", nearest)
     monkeypatch.setattr(exact, "SCORE_BYTES", int(4 * 500 * room))
     monkeypatch.setattr(exact, "PART", part)
-    ExactSearcher(VECTORS).search(QUERIES[: 2 * rows][:256], 7)
+    _, index = ExactSearcher(VECTORS).search(QUERIES[: 2 * rows][:256], 7)
     assert batch_sizes == {rows}
+    np.testing.assert_array_equal(index, whole[: len(index)])
 
 
 @pytest.mark.parametrize("k", [1, 7, 500])
@@ -262,12 +257,6 @@ def test_pages_of_an_approximate_search_agree(hashed):
     _, longest = searcher.search(vectors[:20], 64)
     for k in (1, 10, 63):
         np.testing.assert_array_equal(searcher.search(vectors[:20], k)[1], longest[:, :k])
-
-
-def test_without_scann_the_error_names_the_other_kind(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "scann.scann_ops.py", None)
-    with pytest.raises(UserError, match="'exact'"):
-        ScannSearcher.from_vectors(VECTORS)
 
 
 def test_a_missing_searcher_is_named(tmp_path):

@@ -237,12 +237,3 @@ def test_an_engine_that_has_moved_says_where_to():
     with engine(lambda asked: moved) as (address, _):
         (failure,) = WebRetriever("searxng", address).search(["a"], 1)
     assert re.search("status 301.*it has moved to https://elsewhere/search", str(failure))
-
-
-def test_exhausted_credit_ends_no_run():
-    replies = iter([pages, lambda asked: Response("spent", 403)])
-    with engine(lambda asked: next(replies)(asked)) as (address, _):
-        web = WebRetriever("serper", address)
-        assert len(web.search(["a"], 1)[0].passages) == 1
-        (error,) = web.search(["b"], 1)
-    assert isinstance(error, EffectError) and "credit left" in str(error)

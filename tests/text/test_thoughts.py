@@ -127,9 +127,3 @@ def test_a_later_turn_ends_as_the_first_one(thinking):
     reply = chat._hf.decode(chat.user_reply("Why?", ended=True, thinking=thinking))
     start = "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     assert reply == start + ("" if thinking else EMPTY_BLOCK)
-
-
-def test_decoded_text_keeps_the_tags():
-    chat = thinking_tokenizer(SWITCHED)
-    text = "<think>\nwho\n</think>\n\nfilm"
-    assert chat.decode(chat.encode(text)) == text
