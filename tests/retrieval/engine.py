@@ -1,14 +1,16 @@
-"""A search engine of the web, behind a socket."""
+"""Search servers behind a socket: an engine of the web, and a retriever."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.listening import listening
@@ -34,16 +36,17 @@ def pages(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def engine(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The address of a search engine, and what it was asked."""
+def engine(reply: Reply, path: str = "/search") -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The address of a server, and what it was asked, by method, key and port of the client."""
     seen: list[dict[str, Any]] = []
 
     async def search(request: Request) -> Response:
         asked = await request.json() if request.method == "POST" else dict(request.query_params)
-        seen.append(asked | {"method": request.method, "key": request.headers.get("X-API-KEY")})
-        made = reply(asked)
-        return made if isinstance(made, Response) else JSONResponse(made)
+        facts = {"method": request.method, "key": request.headers.get("X-API-KEY")}
+        seen.append(asked | facts | {"port": request.client.port})
+        made = await run_in_threadpool(reply, asked)
+        return made if isinstance(made, Response) else Response(json.dumps(made))
 
-    app = Starlette(routes=[Route("/search", search, methods=["GET", "POST"])])
+    app = Starlette(routes=[Route(path, search, methods=["GET", "POST"])])
     with listening(app) as address:
         yield address, seen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import http.server
 import json
 import pathlib
 import re
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.responses import Response
 
 from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.formats import save_questions
@@ -36,6 +36,7 @@ from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Passage
 from tests.listening import listening
+from tests.retrieval.engine import engine
 from tests.rollout.tape import ANN, BOB, Tape
 
 Reply = Callable[[dict[str, Any]], tuple[int, Any]]
@@ -50,38 +51,15 @@ QUERIES = ["who directed Silent Harbor", "Thornby", "nothing known", "", "Harbor
 
 
 @contextlib.contextmanager
-def answering(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]], list[Any]]]:
-    """The address of a server, what it was asked, and who connected to ask it."""
-    seen, connected = [], []
+def answering(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The address of a retriever, and what it was asked; `reply` gives a status and a body."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(asked: dict[str, Any]) -> Response:
+        status, value = reply(asked)
+        return Response(value if isinstance(value, bytes) else json.dumps(value), status)
 
-        def setup(self) -> None:
-            connected.append(self.client_address)
-            super().setup()
-
-        def do_POST(self) -> None:  # noqa: N802
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append({"path": self.path, **body})
-            status, value = reply(body)
-            data = value if isinstance(value, bytes) else json.dumps(value).encode()
-            with contextlib.suppress(OSError):  # the client may have gone
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            del format, args
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # to end soon
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen, connected
-    finally:
-        server.shutdown()
-        server.server_close()
+    with engine(answer, "/retrieve") as server:
+        yield server
 
 
 def documents(body: dict[str, Any]) -> tuple[int, Any]:
@@ -112,11 +90,12 @@ def test_a_served_index_equals_the_local_one(tmp_path: pathlib.Path):
 
 
 def test_batches_share_a_connection_and_keep_the_order():
-    with answering(documents) as (address, seen, connected):
+    with answering(documents) as (address, seen):
         remote = RemoteRetriever(address, batch=2)
         results = [hits for _ in range(2) for hits in remote.search(list("abcde"), 1)]
     assert [hits.passages[0].title for hits in results] == [f"{q} 0" for q in "abcde" * 2]
-    assert [len(body["queries"]) for body in seen] == [2, 2, 1] * 2 and len(connected) == 1
+    assert [len(body["queries"]) for body in seen] == [2, 2, 1] * 2
+    assert len({body["port"] for body in seen}) == 1
 
 
 def test_a_transient_outage_is_retried():
@@ -126,7 +105,7 @@ def test_a_transient_outage_is_retried():
         status = next(states)
         return documents(body) if status == 200 else (status, {})
 
-    with answering(reply) as (address, seen, _):
+    with answering(reply) as (address, seen):
         (hits,) = RemoteRetriever(address, pause=0.01).search(["a"], 1)
     assert hits.passages[0].title == "a 0" and len(seen) == 4
 
@@ -134,7 +113,7 @@ def test_a_transient_outage_is_retried():
 def test_another_form_is_retried_from_the_first_request_on():
     odd = [lambda body: (200, b"{}"), lambda body: (200, {"result": []})]
     replies = iter([*odd, documents, *odd, documents])
-    with answering(lambda body: next(replies)(body)) as (address, seen, _):
+    with answering(lambda body: next(replies)(body)) as (address, seen):
         remote = RemoteRetriever(address, retries=2, pause=0.01)
         results = [remote.search(["a"], 1)[0] for _ in range(2)]
     assert is_found(results) == [True, True] and len(seen) == 6
@@ -142,7 +121,7 @@ def test_another_form_is_retried_from_the_first_request_on():
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_an_unavailable_server_gets_no_single_queries(status: int):
-    with answering(lambda body: (status, {})) as (address, seen, _):
+    with answering(lambda body: (status, {})) as (address, seen):
         results = RemoteRetriever(address, retries=1, pause=0.01).search(["a", "b"], 1)
     assert all(isinstance(x, EffectError) for x in results) and len(seen) == 2
 
@@ -176,7 +155,7 @@ def test_a_timeout_is_a_failure():
         done.wait(3)  # soon enough for any time but the one that is given
         return documents(body)
 
-    with answering(reply) as (address, seen, _):
+    with answering(reply) as (address, seen):
         remote = RemoteRetriever(address, retries=1, timeout=0.2, pause=0.01)
         (error,) = remote.search(["a"], 1)
         done.set()
@@ -197,7 +176,7 @@ def test_a_query_that_a_server_makes_nothing_of_fails_alone(status: int, wrong: 
         bad = any("bad" in query for query in body["queries"])
         return (status, {"detail": "cannot"}) if bad else documents(body)
 
-    with answering(reply) as (address, seen, _):
+    with answering(reply) as (address, seen):
         results = RemoteRetriever(address, retries=1, pause=0.01).search(queries, 1)
     assert is_found(results) == [i not in wrong for i in range(8)]
     assert f"query 'bad {wrong[0]}' with status {status}" in str(results[wrong[0]])
@@ -210,7 +189,7 @@ def test_an_outage_keeps_earlier_hits_and_skips_later_batches():
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         return documents(body) if "a" in body["queries"] else (503, {})
 
-    with answering(reply) as (address, seen, _):
+    with answering(reply) as (address, seen):
         remote = RemoteRetriever(address, batch=2, retries=1, pause=0.01)
         results = remote.search(list("abcdef"), 1)
     assert is_found(results) == [True] * 2 + [False] * 4 and "failed 2 times" in str(results[-1])
@@ -219,7 +198,7 @@ def test_an_outage_keeps_earlier_hits_and_skips_later_batches():
 
 def test_refusals_end_no_run():
     replies = iter([documents, lambda body: (404, {}), *[lambda body: (200, b"<html>")] * 2])
-    with answering(lambda body: next(replies)(body)) as (address, _, _):
+    with answering(lambda body: next(replies)(body)) as (address, _):
         remote = RemoteRetriever(address, retries=1, pause=0.01)
         results = [remote.search(["a"], 1)[0] for _ in range(3)]
     assert is_found(results) == [True, False, False]
@@ -227,7 +206,7 @@ def test_refusals_end_no_run():
 
 
 def test_extra_hits_are_dropped():
-    with answering(lambda body: documents({**body, "topk": 9})) as (address, _, _):
+    with answering(lambda body: documents({**body, "topk": 9})) as (address, _):
         (hits,) = RemoteRetriever(address).search(["a"], 2)
     assert [passage.title for passage in hits.passages] == ["a 0", "a 1"] and len(hits.scores) == 2
 
@@ -243,7 +222,7 @@ def test_queries_whose_hits_cannot_be_read_are_asked_once_more_and_fail_alone(la
                 value["result"][i] = [nan]
         return status, value
 
-    with answering(reply) as (address, seen, _):
+    with answering(reply) as (address, seen):
         results = RemoteRetriever(address).search(["a", "bad", "b"], 1)
     assert is_found(results) == [True, not lasts, True]
     assert [body["queries"] for body in seen] == [["a", "bad", "b"], ["bad"]]
@@ -290,13 +269,13 @@ def hash_of(title: str, text: str) -> str:
 )
 def test_every_published_server_of_search_r1_is_read(entry: Any, passage: Passage, scores: Any):
     """Passages without an id have the same one in every run, and a score of their rank."""
-    with answering(lambda body: (200, {"result": [[entry] * len(scores)]})) as (address, _, _):
+    with answering(lambda body: (200, {"result": [[entry] * len(scores)]})) as (address, _):
         (hits,) = RemoteRetriever(address).search(["q"], 5)
     assert hits.passages == (passage,) * len(scores) and hits.scores == tuple(scores)
 
 
 def test_search_all_raises_the_first_failure():
-    with answering(lambda body: (503, {})) as (address, _, _):
+    with answering(lambda body: (503, {})) as (address, _):
         remote = RemoteRetriever(address, retries=0)
         with pytest.raises(EffectError, match="failed 1 times"):
             search_all(remote, ["a"], 1)
@@ -313,11 +292,11 @@ def test_an_unreachable_server_excludes_its_questions():
 
 
 def test_what_a_server_refuses_is_not_asked_again():
-    with answering(lambda body: (422, {"detail": "topk too large"})) as (address, seen, _):
+    with answering(lambda body: (422, {"detail": "topk too large"})) as (address, seen):
         results = RemoteRetriever(address).search(["a", "b"], 1)
     assert [body["queries"] for body in seen] == [["a", "b"], ["a"], ["b"]]
     assert re.search("'a'.*422.*topk too large", str(results[0])) and not any(is_found(results))
-    with answering(lambda body: (404, {})) as (address, seen, _):
+    with answering(lambda body: (404, {})) as (address, seen):
         results = RemoteRetriever(address).search(["a", "b"], 1)
     assert len(seen) == 1 and all(re.search("2 queries.*404", str(result)) for result in results)
 
@@ -345,7 +324,7 @@ def test_what_a_server_refuses_is_not_asked_again():
     ],
 )
 def test_a_reply_of_another_form_is_shown(value: Any, message: str):
-    with answering(lambda body: (200, value)) as (address, _, _):
+    with answering(lambda body: (200, value)) as (address, _):
         (failure,) = RemoteRetriever(address, retries=0).search(["a"], 3)
     assert isinstance(failure, EffectError)
     assert message in str(failure) and address in str(failure)
@@ -358,7 +337,7 @@ def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
     corpus, questions, _ = load_data(Data(files=files))
     both = load_data(Data(world=WorldData(size=40), files=files))  # as an override of a world's
     assert both.questions == questions and both.world is None
-    with answering(documents) as (address, _, _):
+    with answering(documents) as (address, _):
         index = RemoteIndex(address)
         (hits,) = load_retriever(corpus, index, tmp_path).search([questions["dev"][1].text], 1)
     assert hits.passages[0].title == f"{BOB.text} 0" and [*tmp_path.iterdir()] == [file]
@@ -379,7 +358,7 @@ def test_half_a_remote_index_is_refused(values: dict[str, str], message: str):
 
 
 def test_retries_and_timeout_come_from_the_config(tmp_path: pathlib.Path):
-    with answering(lambda body: (503, {})) as (address, seen, _):
+    with answering(lambda body: (503, {})) as (address, seen):
         index = RemoteIndex(address, retries=0)
         (error,) = load_retriever(Corpus(()), index, tmp_path).search(["a"], 1)
     assert isinstance(error, EffectError) and len(seen) == 1
