@@ -143,7 +143,8 @@ def test_questions_and_a_corpus_are_downloaded_once(repository, tmp_path):
 
 
 FAILURES = """
-import sys
+import sys, time
+time.sleep = lambda seconds: None  # of the retries of the Hub's client
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import UserError
 for name in sys.argv[1:]:
@@ -192,3 +193,5 @@ def test_several_names_are_several_paths(tmp_path):
     assert str(data_path("a.jsonl, nq:corpus")).startswith("a.jsonl,/")
     (tmp_path / "a,b.jsonl").write_text("")
     assert data_path(tmp_path / "a,b.jsonl") == tmp_path / "a,b.jsonl"
+
+

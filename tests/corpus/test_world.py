@@ -9,8 +9,9 @@ import pytest
 
 from jax_ragrl.corpus.world import CLUSTERS, COMPARISONS, RELATIONS, SPLITS, World, generate
 from jax_ragrl.errors import UserError
-from jax_ragrl.llm.reader import facts_of
-from jax_ragrl.types import Question
+from jax_ragrl.llm.reader import WorldReader, facts_of
+from jax_ragrl.text.prompts import format_passages, user_turn
+from jax_ragrl.types import LLMRequest, Passage, Question
 
 # SHA-256 of `canonical(generate(0, 120))`. A change here is a change of every recorded result:
 #   python -m tests.corpus.test_world
@@ -184,6 +185,82 @@ def test_the_largest_advertised_world_size_works():
         generate(0, 5000)
     limit = int(str(error.value).split()[-1])
     assert generate(0, limit - 1, questions=1).passages
+
+
+CHANGED = ("mayor", "employer", "spouse", "seat")
+
+
+@functools.cache
+def changed_world() -> World:
+    return generate(0, 120, hops=(1, 1, 2, 2, 3), outdated_relations=CHANGED)
+
+
+def relations(question: Question) -> list[str]:
+    return [relation for _, relation in question.metadata["pairs"]]
+
+
+def answers(question: Question, passages: list[Passage]) -> bool:
+    """Returns whether a reader that no document distracts answers correctly."""
+    reader = WorldReader(changed_world(), noise=0.0, confusion=0.0)
+    shown = format_passages("c3po_tiny", passages)
+    name = "answer" if passages else "answer_direct"
+    messages = user_turn("c3po_tiny", name, question=question.text, documents=shown)
+    return reader.complete([LLMRequest("answer", messages)])[0] in question.answers
+
+
+def test_changed_facts_differ_between_the_passages_and_the_changed_world():
+    texts = {passage.id: passage.text for passage in changed_world().passages}
+    for (name, relation), source in changed_world().source.items():
+        stated = facts_of(texts[source])[name, relation]
+        assert (stated != changed_world().facts[name][relation]) == (relation in CHANGED)
+
+
+def test_the_reader_knows_every_changed_fact():
+    changed = {pair for pair in changed_world().source if pair[1] in CHANGED}
+    assert changed < changed_world().famous
+
+
+def test_a_search_spoils_an_answer_that_has_changed():
+    """No document is best if all facts have changed, the first hop's if the last one has."""
+    by_id = {passage.id: passage for passage in changed_world().passages}
+    spoiled = 0
+    for question in changed_world().questions["test"]:
+        stated = [by_id[changed_world().source[tuple(p)]] for p in question.metadata["pairs"]]
+        if question.kind == "chain" and relations(question)[-1] in CHANGED:
+            assert answers(question, stated[:-1])
+            spoiled += 1
+            assert not answers(question, stated)
+    assert spoiled > 20
+
+
+def test_a_changed_relation_only_ends_a_chain_and_its_passage_is_not_gold():
+    asked = [question for part in changed_world().questions.values() for question in part]
+    ends = [q for q in asked if q.kind == "chain" and relations(q)[-1] in CHANGED]
+    assert len(ends) > len(asked) / 5
+    for question in asked:
+        names = relations(question)
+        if question.kind == "chain":
+            assert not set(names[:-1]) & set(CHANGED)
+        stated = [tuple(p) for p in question.metadata["pairs"] if p[1] not in CHANGED]
+        assert set(question.gold) == {changed_world().source[pair] for pair in stated}
+
+
+def test_other_relations_keep_the_world_as_it_was():
+    same, changed = generate(3, 80), generate(3, 80, outdated_relations=("mayor",))
+    assert same.facts == changed.facts
+    texts = {passage.id: passage for passage in changed.passages}
+    different = {
+        passage.title
+        for passage in same.passages
+        if facts_of(passage.text) != facts_of(texts[passage.id].text)
+    }
+    assert different == {name for name, relation in same.source if relation == "mayor"}
+
+
+@pytest.mark.parametrize("relation", ["year", "owner", ""])
+def test_a_relation_that_cannot_change_is_refused(relation):
+    with pytest.raises(UserError, match="cannot be out of date: use some of director"):
+        generate(0, 80, outdated_relations=(relation,))
 
 
 if __name__ == "__main__":
