@@ -57,7 +57,17 @@ def load_mixture(
     """
     files = [path.strip() for path in paths.split(",")]
     sets = [load_answered(data_path(file), fields) for file in files]
-    _check_counts(counts, dict(zip(files, map(len, sets), strict=True)))
+    if len(counts) not in (0, len(files)) or min(counts, default=0) < 0:
+        raise UserError(
+            f"train_per_file is {tuple(counts)}, but train names {len(files)} files: give one "
+            "number of questions per file, 0 for all of a file"
+        )
+    for count, file, questions in zip(counts, files, sets, strict=False):
+        if count > len(questions):
+            raise UserError(
+                f"train_per_file asks for {count} questions of {file}, which has {len(questions)}: "
+                "the mixture would change, so ask for fewer, or 0 for all"
+            )
     # A fixed seed: the same subset in every run, on every host, and after a resume.
     sets = [
         random.Random(0).sample(questions, limit) if 0 < limit < len(questions) else questions
@@ -77,17 +87,3 @@ def load_mixture(
     )
     # Interleaved, because an evaluation takes the first N questions: they must include every set.
     return [q for group in itertools.zip_longest(*renamed_sets) for q in group if q is not None]
-
-
-def _check_counts(counts: Sequence[int], sizes: Mapping[str, int]) -> None:
-    if len(counts) not in (0, len(sizes)) or min(counts, default=0) < 0:
-        raise UserError(
-            f"train_per_file is {tuple(counts)}, but train names {len(sizes)} files: give one "
-            "number of questions per file, 0 for all of a file"
-        )
-    for count, (file, size) in zip(counts, sizes.items(), strict=False):
-        if count > size:
-            raise UserError(
-                f"train_per_file asks for {count} questions of {file}, which has {size}: the "
-                "mixture would change, so ask for fewer, or 0 for all"
-            )

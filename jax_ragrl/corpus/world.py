@@ -266,34 +266,25 @@ def ask(
         if draft is None or draft.text in questions:
             continue
         # Two facts may be in one passage, such as the director and the year of a film.
-        stated = [pair for pair in draft.pairs if pair[1] not in outdated_relations]
-        gold = tuple(dict.fromkeys(source[pair] for pair in stated))
-        questions[draft.text] = Question(
-            id=f"{split}-{len(questions):05d}",
-            text=draft.text,
-            answers=(draft.answer,),
-            gold=gold,
-            steps=draft.steps,
-            hops=len(draft.steps),
-            kind=draft.kind,
-            metadata={"pairs": [list(pair) for pair in draft.pairs]},
+        pairs = [(name, relation) for name, relation in draft.metadata["pairs"]]
+        stated = [source[pair] for pair in pairs if pair[1] not in outdated_relations]
+        questions[draft.text] = dataclasses.replace(
+            draft, id=f"{split}-{len(questions):05d}", gold=tuple(dict.fromkeys(stated))
         )
     return tuple(questions.values())
 
 
-class Draft(NamedTuple):
-    """A question without an id: text, answer, sub-questions, and the facts that it depends on."""
-
-    kind: str
-    text: str
-    answer: str
-    steps: tuple[str, ...]
-    pairs: tuple[tuple[str, str], ...]
+def _draft(
+    kind: str, text: str, answer: str, steps: Sequence[str], pairs: Sequence[Sequence[str]]
+) -> Question:
+    """A question without id and gold; `pairs` are the facts, (entity, relation), that it needs."""
+    facts = {"pairs": [list(pair) for pair in pairs]}
+    return Question("", text, (answer,), (), tuple(steps), len(steps), kind, facts)
 
 
 def chain(
     rng: random.Random, part: Part, facts: Facts, hops: int, last: Sequence[str] = ()
-) -> Draft | None:
+) -> Question | None:
     """Draws a chain of `hops` relations from a random entity; None if it visits an entity twice.
 
     The relations in `last` can only end a chain.
@@ -320,7 +311,7 @@ def chain(
             return None
         visited.add(at)
     text = pick(rng, RELATIONS[relation].asks).format(phrase)
-    return Draft("chain", text, at, tuple(steps), tuple(pairs))
+    return _draft("chain", text, at, steps, pairs)
 
 
 COMPARISONS: Mapping[str, tuple[str, str]] = {
@@ -331,7 +322,7 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def compare(rng: random.Random, part: Part, facts: Facts) -> Draft | None:
+def compare(rng: random.Random, part: Part, facts: Facts) -> Question | None:
     """Draws a comparison of two entities by one relation; about half the yes/no answers are yes."""
     relation = pick(rng, tuple(COMPARISONS))
     subject, form = COMPARISONS[relation]
@@ -348,4 +339,4 @@ def compare(rng: random.Random, part: Part, facts: Facts) -> Draft | None:
     # All years have four digits, so that strings compare like numbers.
     answer = min((value_a, a), (value_b, b))[1] if relation == "year" else same
     steps = (f"{relation} of {a}", f"{relation} of {b}")
-    return Draft("comparison", form.format(a, b), answer, steps, ((a, relation), (b, relation)))
+    return _draft("comparison", form.format(a, b), answer, steps, ((a, relation), (b, relation)))

@@ -18,6 +18,7 @@ from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.http import RefusedError, RetryingClient
+from jax_ragrl.retrieval.trec import by_rank
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.servers import UnavailableError, read_key
 from jax_ragrl.types import Hits, Passage
@@ -65,33 +66,6 @@ ENGINES = {
 }
 
 
-class PageCache:
-    """Pages of hits by query and number; a folder keeps them across runs."""
-
-    def __init__(self, folder: pathlib.Path | None, engine: str, writer: int) -> None:
-        """Reads the pages of all processes; each process `writer` appends to its own file."""
-        self._pages: dict[tuple[str, int], list[Passage]] = {}
-        self._file, self._lock = None, threading.Lock()
-        if folder is None:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = folder / f"{engine}-{writer}.jsonl"
-        # Removes a line that a killed run left incomplete: a new row would be appended to it.
-        filter_rows(self._file, lambda row: True)
-        for file in sorted(folder.glob(f"{engine}-*.jsonl")):
-            for row in read_rows(file):
-                self._pages[row["query"], row["page"]] = [Passage(*hit) for hit in row["hits"]]
-
-    def get(self, query: str, page: int) -> list[Passage] | None:
-        return self._pages.get((query, page))
-
-    def put(self, query: str, page: int, passages: list[Passage]) -> None:
-        with self._lock:
-            self._pages[query, page] = passages
-            if self._file is not None:
-                append_row(self._file, {"query": query, "page": page, "hits": passages})
-
-
 class WebRetriever:
     """Queries a search engine; the id of a passage is its address, the score is 1 / rank.
 
@@ -125,8 +99,19 @@ class WebRetriever:
         address = (url or self._engine.url).rstrip("/").removesuffix(PATH)
         self.fingerprint = redacted(address)
         self._server = RetryingClient(address, retries, timeout, pause)
-        self._pages = PageCache(folder, engine, writer)
         self._outage = ""  # the error of an unavailable engine, within one search
+        self._pages: dict[tuple[str, int], list[Passage]] = {}
+        self._file, self._lock = None, threading.Lock()
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        # Each process reads the pages of all, and appends to a file of its own.
+        self._file = folder / f"{engine}-{writer}.jsonl"
+        # Removes a line that a killed run left incomplete: a new row would be appended to it.
+        filter_rows(self._file, lambda row: True)
+        for file in sorted(folder.glob(f"{engine}-*.jsonl")):
+            for row in read_rows(file):
+                self._pages[row["query"], row["page"]] = [Passage(*hit) for hit in row["hits"]]
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
         """Returns up to `k` hits per query.
@@ -155,11 +140,10 @@ class WebRetriever:
                     break
         except EffectError as error:
             return error
-        first = tuple(passages.values())[:k]
-        return Hits(first, tuple(1 / rank for rank in range(1, len(first) + 1)))
+        return by_rank(tuple(passages.values())[:k])
 
     def _page(self, query: str, page: int) -> list[Passage]:
-        if (cached_page := self._pages.get(query, page)) is not None:
+        if (cached_page := self._pages.get((query, page))) is not None:
             return cached_page
         if self._outage:
             raise EffectError(self._outage)
@@ -177,7 +161,10 @@ class WebRetriever:
             advice = "" if error.status >= 500 else f": {self._engine.advice}"
             why = f"{place} replied to {query[:100]!r} with {error}{advice}"
             raise EffectError(why) from error
-        self._pages.put(query, page, passages)
+        with self._lock:
+            self._pages[query, page] = passages
+            if self._file is not None:
+                append_row(self._file, {"query": query, "page": page, "hits": passages})
         return passages
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jax_ragrl.corpus.fields import NAMES, NO_FIELDS, check_fields
 from jax_ragrl.corpus.formats import flashrag, published
 from jax_ragrl.corpus.formats.documents import read_documents
-from jax_ragrl.corpus.formats.flashrag import save_questions
+from jax_ragrl.corpus.formats.flashrag import save_questions as save_questions
 from jax_ragrl.corpus.formats.look import FileLook, data_files, look
 from jax_ragrl.corpus.formats.own import (
     MAIN,
@@ -26,17 +26,6 @@ from jax_ragrl.corpus.formats.own import (
 from jax_ragrl.corpus.formats.published import Reader, questions_of, with_contexts
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
-
-__all__ = [
-    "FORMATS",
-    "Format",
-    "detect",
-    "has_passages",
-    "iter_passages",
-    "load_passages",
-    "load_questions",
-    "save_questions",
-]
 
 QUESTIONS, PASSAGES, BOTH = ("questions",), ("passages",), ("questions", "passages")
 
