@@ -14,9 +14,9 @@ from jax_ragrl.runtime.hub import download_data_file, is_uri, parse_data_file
 SPLITS = ("train", "dev", "validation", "test")  # such a file name does not name the data set
 # A file of a split is often divided: train-00000-of-00004.parquet.
 PART = re.compile(r"-\d+-of-\d+$")
-# The data that ships with the package, such as `mixture:train`. Each set is a folder of `data/` with
-# a note on its sources and licenses: Natural Questions (one hop); the questions and passages of
-# Natural Questions, HotpotQA and 2WikiMultiHopQA; MuSiQue (two to four hops), for tests alone.
+# The data that ships with the package, such as `mixture:train`. Each set is a folder of `data/`
+# with a note on its sources and licenses: Natural Questions (one hop); questions and passages of
+# it, HotpotQA and 2WikiMultiHopQA; MuSiQue (two to four hops), for tests alone.
 SETS = {
     "nq": ("corpus", "train", "dev", "test"),
     "mixture": ("corpus", "train", "dev", "test"),

@@ -291,7 +291,7 @@ def load_indexed(
         if owner not in ("", fingerprint):
             raise UserError(
                 f"index {folder} was built for corpus {owner}, but {path} holds {fingerprint}: "
-                "rerun 'ragrl index', or give the corpus it was built for"
+                "rerun 'ragrl data index', or give the corpus it was built for"
             )
         return cache
 

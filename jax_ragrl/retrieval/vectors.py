@@ -56,7 +56,7 @@ def _faiss_shape(path: pathlib.Path, start: bytes) -> tuple[int, int]:
     if start[:4] not in METRICS:
         raise UserError(
             f"{path} starts with {start[:4]!r}, not with a flat Faiss index (IxFI, IxF2): "
-            "export the vectors with IndexFlat, or rerun 'ragrl index' on the corpus"
+            "export the vectors with IndexFlat, or rerun 'ragrl data index' on the corpus"
         )
     if len(start) < HEADER.size:
         raise UserError(f"{path} ends within its header: copy it again")

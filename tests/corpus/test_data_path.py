@@ -193,5 +193,3 @@ def test_several_names_are_several_paths(tmp_path):
     assert str(data_path("a.jsonl, nq:corpus")).startswith("a.jsonl,/")
     (tmp_path / "a,b.jsonl").write_text("")
     assert data_path(tmp_path / "a,b.jsonl") == tmp_path / "a,b.jsonl"
-
-
