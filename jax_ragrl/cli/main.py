@@ -181,7 +181,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     for holder, word in zip(("", *argv), argv[:2], strict=False):
         choices = names.get(holder, ())
         if choices and not word.startswith("-") and word not in choices:
-            raise UserError(_unknown_command(f"ragrl {holder}".strip(), word, choices))
+            # Such as `ragrl plan`: a word that is a command of a group.
+            groups = [f"'ragrl {group} {word}'" for group in names if word in names[group]]
+            raise UserError(
+                f"unknown command {word!r}: run {' or '.join(groups)}"
+                if groups
+                else _unknown_command(f"ragrl {holder}".strip(), word, choices)
+            )
     # The options of a config depend on its file, so `load_config` parses them later.
     options, rest = parser.parse_known_args(_join_config_values(argv))
     unknown = [r for r in rest if not (options.takes_config and r.startswith("--config"))]

@@ -337,6 +337,7 @@ def test_a_mistyped_command_names_the_nearest_match(capsys):
     assert "did you mean 'train'?" in error_line(capsys, "trian", "--workdir", "w")
     line = error_line(capsys, "xyz")
     assert "unknown command 'xyz': run 'ragrl'" in line and "did you mean" not in line
+    assert "unknown command 'plan': run 'ragrl config plan'" in error_line(capsys, "plan")
     line = error_line(capsys, "serve", "retreiver")
     assert line.endswith("did you mean 'retriever'? run 'ragrl serve' to list the commands")
 
