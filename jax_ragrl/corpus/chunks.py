@@ -31,19 +31,12 @@ ABBREVIATION = re.compile(rf"(?:^|[\s(])(?:{ABBREVIATIONS})\.$")
 
 
 class Units(NamedTuple):
-    """The units of a model in which sizes are measured.
+    """The units of a model in which sizes are measured."""
 
-    Fields:
-      name: of the encoder whose tokens these are, or `words`; a part of a cache's identity.
-      spans: returns the characters of each unit of a text, in order.
-      reserved_units: units that the model adds to each passage, such as special tokens.
-      limit: units of a passage that the model reads; later ones are cut. 0: all.
-    """
-
-    name: str
-    spans: Callable[[str], Sequence[Span]]
-    reserved_units: int = 0
-    limit: int = 0
+    name: str  # the encoder whose tokens these are, or `words`; a part of a cache's identity
+    spans: Callable[[str], Sequence[Span]]  # the characters of each unit of a text, in order
+    reserved_units: int = 0  # that the model adds to each passage, such as special tokens
+    limit: int = 0  # units of a passage that the model reads; later ones are cut; 0: all
 
     def size(self, passage: Passage) -> int:
         """Returns the size of a passage with its title."""

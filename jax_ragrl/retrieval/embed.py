@@ -44,15 +44,10 @@ class Encoder(Protocol):
 
 
 class KnownVectors(NamedTuple):
-    """Vectors that an earlier index has for some of the passages.
+    """Vectors that an earlier index has for some of the passages."""
 
-    Fields:
-      vectors: [Y, D] of the earlier index.
-      row_X: int64 [X]: the row of each passage in the earlier index; -1 for a new passage.
-    """
-
-    vectors: MappedArray
-    row_X: np.ndarray
+    vectors: MappedArray  # [Y, D] of the earlier index
+    row_X: np.ndarray  # int64, the row of each passage in the earlier index; -1: a new passage
 
 
 def embed(

@@ -36,15 +36,10 @@ PART = 1 << 16  # vectors per device below which another device costs more than 
 
 
 class Quantized(NamedTuple):
-    """Vectors in eight bits: vector x is about `scale_X1[x] * codes_XD[x]`.
+    """Vectors in eight bits: vector x is about `scale_X1[x] * codes_XD[x]`."""
 
-    Fields:
-      codes_XD: int8.
-      scale_X1: float32 [X, 1].
-    """
-
-    codes_XD: Any
-    scale_X1: Any
+    codes_XD: Any  # int8
+    scale_X1: Any  # float32
 
 
 Vectors = Array | Quantized

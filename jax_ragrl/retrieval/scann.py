@@ -30,15 +30,10 @@ BLOCK = 2  # dimensions per code; with 3, at 768 dimensions, a fifth of the near
 
 
 class Setting(NamedTuple):
-    """How thorough a search is.
+    """How thorough a search is."""
 
-    Fields:
-      leaves: leaves of the tree that are searched per query.
-      candidates: passages scored exactly, per requested neighbor.
-    """
-
-    leaves: int
-    candidates: int = CANDIDATES
+    leaves: int  # of the tree, that are searched per query
+    candidates: int = CANDIDATES  # passages scored exactly, per requested neighbor
 
 
 def _pybind() -> Any:

@@ -46,15 +46,10 @@ _HOLE = "\ue000"
 
 
 class Piece(NamedTuple):
-    """A part of the chat template.
-
-    Fields:
-      ids: its ids.
-      space: the space, if there is one, that belongs to the first token of the next content.
-    """
+    """A part of the chat template."""
 
     ids: tuple[int, ...]
-    space: str = ""
+    space: str = ""  # if there is one, that belongs to the first token of the next content
 
 
 class ChatTokenizer:

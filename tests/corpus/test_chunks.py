@@ -111,15 +111,12 @@ def test_a_chunk_keeps_the_title_and_names_its_place():
         ("a/b.PDF#page=2&char=0,20", "a/b.PDF"),
         ("c#/x.html#part", "c#/x.html"),
         ("b.txt#char=0,20", "b.txt"),
+        ("C#1", "C#1"),  # of a data set
     ],
 )
 def test_gold_may_name_the_file_of_a_passage(key, file):
     names = Passage(key, "T", "text").names
     assert file in names and names - {key, "T", file, key.partition("&")[0]} == set()
-
-
-def test_a_number_sign_in_an_id_of_a_data_set_names_no_file():
-    assert Passage("C#1", "T", "text").names == {"C#1", "T"}
 
 
 def test_a_short_passage_stays_as_it_is():

@@ -31,13 +31,7 @@ def test_the_fingerprint_covers_every_field_in_order():
     }
     assert len(fingerprints) == 6
     assert all(len(f) == 16 and int(f, 16) >= 0 for f in fingerprints)
-
-
-def test_the_fingerprint_does_not_change_between_versions():
-    assert Corpus(PASSAGES).fingerprint == "32c439c49ea7486d"
-
-
-def test_moving_text_across_a_border_changes_the_fingerprint():
+    assert Corpus(PASSAGES).fingerprint == "32c439c49ea7486d", "the same in every version"
     left, right = Corpus((Passage("a", "b", "c"),)), Corpus((Passage("a", "bc", ""),))
     assert left.fingerprint != right.fingerprint
 

@@ -31,18 +31,11 @@ QUESTIONS, PASSAGES, BOTH = ("questions",), ("passages",), ("questions", "passag
 
 
 class Format(NamedTuple):
-    """A published file format.
+    """A published file format."""
 
-    Fields:
-      shape: `folder`, `documents` or `object`; `records`: JSON, JSON lines, a table or parquet.
-      fields: the fields of the first record by which the format is recognized.
-      gives: `questions`, `passages`, or both.
-      read: reads questions and passages from files.
-    """
-
-    shape: str
-    fields: str
-    gives: tuple[str, ...]
+    shape: str  # folder, documents, object; records: JSON, JSON lines, a table or parquet
+    fields: str  # of the first record, by which the format is recognized
+    gives: tuple[str, ...]  # `questions`, `passages`, or both
     read: Reader
 
     def fits(self, file_look: FileLook) -> bool:

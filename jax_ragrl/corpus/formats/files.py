@@ -45,17 +45,11 @@ UNREAD = {b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"Rar!": "RAR", b"AR
 
 
 class Record(NamedTuple):
-    """One record of a file.
+    """One record of a file."""
 
-    Fields:
-      place: in the file, for error messages.
-      fields: the values by name.
-      is_row: whether it is the row of a table, whose cells are texts whatever they mean.
-    """
-
-    place: str
-    fields: Mapping[str, Any]
-    is_row: bool = False
+    place: str  # in the file, for error messages
+    fields: Mapping[str, Any]  # values by name
+    is_row: bool = False  # of a table, whose cells are texts whatever they mean
 
 
 class _Unzipped(io.RawIOBase):

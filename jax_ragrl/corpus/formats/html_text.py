@@ -38,17 +38,11 @@ LONG_NUMBER = re.compile(r"&#[0-9]{99,}+;?")
 
 
 class Section(NamedTuple):
-    """A part of a document.
+    """A part of a document."""
 
-    Fields:
-      heading: of the section; empty for the text before the first heading.
-      text: without the heading.
-      place: `page=3` in a PDF; empty: the heading names the place.
-    """
-
-    heading: str
-    text: str
-    place: str = ""
+    heading: str  # empty for the text before the first heading
+    text: str  # without the heading
+    place: str = ""  # `page=3` in a PDF; empty: the heading names the place
 
 
 class _Sections:
