@@ -17,14 +17,13 @@ import httpx2
 import pytest
 from starlette.responses import Response
 
-from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_all, search_pages
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index
-from jax_ragrl.retrieval.kinds import Index, RemoteIndex, VectorIndex
+from jax_ragrl.retrieval.kinds import RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
@@ -122,8 +121,11 @@ def test_another_form_is_retried_from_the_first_request_on():
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_an_unavailable_server_gets_no_single_queries(status: int):
     with answering(lambda body: (status, {})) as (address, seen):
-        results = RemoteRetriever(address, retries=1, pause=0.01).search(["a", "b"], 1)
-    assert all(isinstance(x, EffectError) for x in results) and len(seen) == 2
+        remote = RemoteRetriever(address, retries=1, pause=0.01)
+        results = remote.search(["a", "b"], 1)
+        assert all(isinstance(x, EffectError) for x in results) and len(seen) == 2
+        with pytest.raises(EffectError, match="failed 2 times"):
+            search_all(remote, ["a"], 1)
 
 
 @pytest.mark.parametrize("key", ["", "secret\n"])
@@ -274,13 +276,6 @@ def test_every_published_server_of_search_r1_is_read(entry: Any, passage: Passag
     assert hits.passages == (passage,) * len(scores) and hits.scores == tuple(scores)
 
 
-def test_search_all_raises_the_first_failure():
-    with answering(lambda body: (503, {})) as (address, _):
-        remote = RemoteRetriever(address, retries=0)
-        with pytest.raises(EffectError, match="failed 1 times"):
-            search_all(remote, ["a"], 1)
-
-
 def test_an_unreachable_server_excludes_its_questions():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -343,18 +338,6 @@ def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
     assert hits.passages[0].title == f"{BOB.text} 0" and [*tmp_path.iterdir()] == [file]
     with pytest.raises(UserError, match="no corpus.*index.kind to remote"):
         load_retriever(corpus, VectorIndex(), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"kind": "remote"}, r"missing config key config\.index\.url: set it"),
-        ({"url": "http://localhost:8000"}, r"index\.kind is 'scann', and only kind remote"),
-    ],
-)
-def test_half_a_remote_index_is_refused(values: dict[str, str], message: str):
-    with pytest.raises(UserError, match=message):
-        convert(Index, values, "config.index")
 
 
 def test_retries_and_timeout_come_from_the_config(tmp_path: pathlib.Path):

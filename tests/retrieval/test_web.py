@@ -204,11 +204,7 @@ def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, message: 
     assert parse_index("http://me@host:1") == RemoteIndex("http://me@host:1")
 
 
-def test_a_key_is_stripped_and_never_printed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SERPER_API_KEY", " secret\n")
-    with engine(pages) as (address, seen):
-        WebRetriever("serper", address).search(["a"], 1)
-    assert seen[0]["key"] == "secret"
+def test_a_key_that_no_header_may_contain_is_never_printed(monkeypatch: pytest.MonkeyPatch):
     for broken in ("sec\u2019ret", "sec\nret"):
         monkeypatch.setenv("SERPER_API_KEY", broken)
         with pytest.raises(UserError, match="SERPER_API_KEY contains invalid") as refusal:
