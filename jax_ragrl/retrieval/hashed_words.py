@@ -14,7 +14,7 @@ import hashlib
 import math
 import pathlib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from zipfile import BadZipFile
 
@@ -37,19 +37,6 @@ def hash_word(word: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def inverse_frequency(documents_with_word: int, documents: int) -> float:
-    """Computes idf = ln((1 + N) / (1 + n)), which is 0 for a word of every document."""
-    return math.log((1 + documents) / (1 + documents_with_word))
-
-
-def count_documents(texts: Iterable[str]) -> collections.Counter[int]:
-    """Counts the texts in which each hashed word occurs."""
-    counts: collections.Counter[int] = collections.Counter()
-    for text in texts:
-        counts.update({hash_word(word) for word in search_words(text)})
-    return counts
-
-
 class HashedEncoder:
     """Encodes queries and passages as unit vectors of hashed words; see the module docstring.
 
@@ -65,12 +52,15 @@ class HashedEncoder:
         self.documents = documents
         # Sorted, because the identity of an encoder must not depend on the order of the passages.
         self._counts = dict(sorted(counts.items()))
-        self._idf = {key: inverse_frequency(n, documents) for key, n in self._counts.items()}
+        # idf = ln((1 + N) / (1 + n)), which is 0 for a word of every passage.
+        self._idf = {key: math.log((1 + documents) / (1 + n)) for key, n in self._counts.items()}
 
     @classmethod
     def fit(cls, passages: Sequence[Passage], dimension: int = 1024) -> HashedEncoder:
         """Counts the words of a corpus and returns its encoder."""
-        counts = count_documents(passage_text(passage) for passage in passages)
+        counts: collections.Counter[int] = collections.Counter()
+        for passage in passages:
+            counts.update({hash_word(word) for word in search_words(passage_text(passage))})
         return cls(counts, len(passages), dimension)
 
     def _vector(self, text: str) -> np.ndarray:
