@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import UserError, redacted
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.runtime.servers import COUNTS
 
@@ -69,7 +69,7 @@ class ReplyCache:
         row = (key, str(reply), *counts)
         self._use(lambda db: db.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?)", row))
         fields = {name: x for name, x in body.items() if name not in ("messages", "seed")}
-        text = json.dumps(fields, sort_keys=True)
+        text = redacted(json.dumps(fields, sort_keys=True))  # it will be published
         self._use(lambda db: db.execute("INSERT OR IGNORE INTO settings VALUES (?)", (text,)))
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T | None:

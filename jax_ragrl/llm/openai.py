@@ -14,9 +14,9 @@ import openai
 
 from jax_ragrl.config.schema import is_http
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.llm.base import seed_of
+from jax_ragrl.json_text import loads
+from jax_ragrl.llm.base import MeteredReply, seed_of
 from jax_ragrl.llm.cache import ReplyCache, count_hit, request_key
-from jax_ragrl.llm.completions import read_completion
 from jax_ragrl.llm.recorded import read_replies
 from jax_ragrl.runtime.gate import Gate
 from jax_ragrl.runtime.servers import (
@@ -34,6 +34,7 @@ from jax_ragrl.types import LLMRequest
 
 TRANSIENT = (408, 409, 429)  # in addition to 5xx, as in OpenAI's client
 OVERLOAD_CODES = (429, 503)  # with fewer requests at once the server may answer
+MAX_TOKENS = 1 << 30  # of one reply, as a server may report them
 PAUSE = 0.5  # seconds before the second try
 WORDS = 12  # of a request, in a message
 TOO_SLOW = (
@@ -87,8 +88,18 @@ class OpenAILLM:
             )
         # The client reads both variables too; here they decide which error the user gets.
         key, base_url = read_key("OPENAI_API_KEY"), base_url or None
-        address = base_url or os.environ.get("OPENAI_BASE_URL")
-        _check_place(model, address, key or "none" if replies_only else key)
+        address = base_url or os.environ.get("OPENAI_BASE_URL", "")
+        if not model or (address and not is_http(address)):
+            raise UserError(
+                f"model {model!r} at {address!r} is not a language model: give the server's "
+                "name of the model, and an address such as http://HOST:PORT/v1"
+            )
+        if not (address or key or replies_only):
+            raise UserError(
+                f"{model} has no address, and OPENAI_API_KEY, which OpenAI's own service needs, is "
+                "not set: set it, or give a server's address (openai:MODEL@URL, or llm.base_url)"
+            )
+        check_credentials(address)
         self.name = model
         self._label = f"{model} at {address}" if address else model
         self._tries = Tries(retries, PAUSE)
@@ -203,16 +214,36 @@ class OpenAILLM:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def _check_place(model: str, address: str | None, key: str) -> None:
-    """Raises `UserError` unless a model has a name, and an address or the key of OpenAI."""
-    if not model or (address and not is_http(address)):
-        raise UserError(
-            f"model {model!r} at {address!r} is not a language model: give the server's "
-            "name of the model, and an address such as http://HOST:PORT/v1"
-        )
-    if not (address or key):
-        raise UserError(
-            f"{model} has no address, and OPENAI_API_KEY, which OpenAI's own service needs, is "
-            "not set: set it, or give a server's address (openai:MODEL@URL, or llm.base_url)"
-        )
-    check_credentials(address or "")
+def read_completion(body: bytes) -> str:
+    """Returns the text of a chat completion, with the token counts that its server reports.
+
+    A list of text parts (OpenAI's other form of content) is joined. Content of null is empty: all
+    tokens may have been spent on reasoning. Impossible counts are treated as missing.
+
+    Raises:
+      ValueError: the body is not a chat completion; the message names the fault.
+    """
+    value = loads(body)
+    choices = value.get("choices") if isinstance(value, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise ValueError("it has no list of choices")
+    message = choices[0].get("message") if isinstance(choices[0], dict) else None
+    if not isinstance(message, dict) or "content" not in message:
+        raise ValueError("its first choice has no message with content")
+    text, usage = _text(message["content"]), value.get("usage")
+    # The token counts that the server bills, if it reports them.
+    usage = usage if isinstance(usage, dict) else {}
+    counts: list[Any] = [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")]
+    if not all(type(count) is int and 0 <= count <= MAX_TOKENS for count in counts):
+        return text
+    return MeteredReply(text, *counts)
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [None]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if any(not isinstance(text, str) for text in texts):
+        raise ValueError(f"its content is of type {type(content).__name__}, and not text")
+    return "".join(map(str, texts))

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from jax_ragrl.llm.base import MeteredReply
-from jax_ragrl.llm.completions import read_completion
 from jax_ragrl.llm.judge import grade_answers
-from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.llm.openai import OpenAILLM, read_completion
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.costs import step_costs
 from jax_ragrl.rollout.expand import single_chain

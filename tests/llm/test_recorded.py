@@ -45,7 +45,7 @@ def said(body) -> bytes:
 def filled(cache: pathlib.Path, replies: dict[str, str]) -> pathlib.Path:
     """Returns a cache of replies by the text of their requests, of the model `m`."""
     for text, reply in replies.items():
-        body = {"model": "m", "messages": [{"content": text}], "max_tokens": ord(text[0])}
+        body = {"model": "m", "messages": [{"content": text}], "max_tokens": 100 + ord(text[0])}
         ReplyCache(cache).put(request_key(body, 0), MeteredReply(reply, 7, 2), body)
     return cache
 
@@ -72,6 +72,17 @@ def test_a_file_gives_the_replies_and_costs_of_its_caches_without_a_server(tmp_p
     assert f"4 replies of language models came from {name}, not a" in capsys.readouterr().err
     settings = read_replies(tmp_path / name).settings
     assert [json.loads(text)["temperature"] for text in sorted(settings)] == [0.0, 0.7]
+
+
+def test_a_file_has_no_secret_of_the_requests(tmp_path, monkeypatch):
+    monkeypatch.setenv("GATEWAY_TOKEN", "very-secret")
+    with serving(said) as (address, seen):
+        llm = OpenAILLM("m", address, extra={"user": "very-secret"}, cache=tmp_path / FILE)
+        llm.complete([asked("a")])
+    record_replies([tmp_path / FILE], tmp_path / "r")
+    assert seen[0]["user"] == "very-secret" and "secret" not in (tmp_path / "r").read_text()
+    (reply,) = offline(tmp_path / "r", extra_body={"user": "very-secret"}).complete([asked("a")])
+    assert reply == "a"
 
 
 def test_a_reply_without_counts_stays_without(tmp_path):
@@ -118,9 +129,9 @@ def test_equal_replies_make_equal_bytes_and_the_first_of_two_stays(tmp_path):
     assert "2 new" in record_replies([three], tmp_path / "y")
     assert "2 new" in record_replies([one], tmp_path / "y")
     assert (tmp_path / "y").read_bytes() == (tmp_path / "at_once.x").read_bytes()
-    head = json.loads(at_once.with_suffix(".x").read_text().partition("\n")[0])
+    head = json.loads((tmp_path / "at_once.x").read_text().partition("\n")[0])
     limits = [settings["max_tokens"] for settings in head["settings"]]
-    assert limits == [97, 98, 99, 100] and head["replies"] == 4
+    assert limits == [197, 198, 199, 200] and head["replies"] == 4
     texts = [text for text, *_ in read_replies(later).rows.values()]
     assert sorted(texts) == ["1", "2", "3", "4"]
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
