@@ -22,12 +22,11 @@ from jax_ragrl.config.ranges import Count, MeshSizes, Natural
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.formats.files import Record, field, read_records
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.imitation import IMITATION, Example, check_one_step_per_batch
+from jax_ragrl.learner.imitation import Example, check_one_step_per_batch
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
-from jax_ragrl.learner.state import Policy, prepare, trained_decoder
+from jax_ragrl.learner.state import trained_decoder
 from jax_ragrl.models.config import TINY
-from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.effects import ModelOutput, Observation
@@ -35,7 +34,12 @@ from jax_ragrl.run.models import load_policy, mesh_of_shape
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
-from jax_ragrl.warmstart.finetune import batches, save_finetuned, train_supervised
+from jax_ragrl.warmstart.finetune import (
+    batches,
+    prepare_imitation,
+    save_finetuned,
+    train_supervised,
+)
 from jax_ragrl.warmstart.unfinished import MODEL, claim_folder
 
 
@@ -190,7 +194,7 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     decoder, tokenizer = load_policy(run.policy, mesh_of_shape(run.mesh, [run.policy]))
     if run.lora is not None:
         decoder = add_lora(decoder, run.lora, rngs=nnx.Rngs(run.seed))
-    policy = _prepare(run, decoder, sorted(counts), steps)
+    policy = prepare_imitation(run, decoder, sorted(counts), steps)
     del decoder  # frees the weights that training does not share
     # Encoded batch by batch: the ids of all demonstrations may exceed the memory.
     encode = functools.partial(Demo.example, tokenizer=tokenizer)
@@ -209,17 +213,3 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     }
     write_json(out / "summary.json", summary)
     return summary
-
-
-def _prepare(run: WarmStart, decoder: Decoder, roles: Sequence[str], steps: int) -> Policy:
-    return prepare(
-        decoder,
-        objective=IMITATION,
-        optimizer=run.optimizer,
-        layout=run.packing,
-        roles=roles,
-        temperature=1.0,
-        updates=steps,
-        compute=run.compute_dtype,
-        remat=run.remat,
-    )

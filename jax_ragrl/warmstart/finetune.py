@@ -197,7 +197,7 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     examples = EXAMPLES[run.examples].build(run, source)
     test = questions["test"][: run.test_questions]
     before = _accuracy(run, SplitModel.from_model(decoder), tokenizer, retriever, test)
-    policy = _prepare(run, decoder)
+    policy = prepare_imitation(run, decoder, (ANSWER,), run.steps)
 
     def encode(item: ChatExample) -> Example:
         return example(tokenizer, *item)
@@ -221,15 +221,16 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     return summary
 
 
-def _prepare(run: Finetune, decoder: Decoder) -> Policy:
+def prepare_imitation(run: Any, decoder: Decoder, roles: Sequence[str], steps: int) -> Policy:
+    """Returns a policy that imitates actions of some roles; `run` is a config of `warmup sft`."""
     return prepare(
         decoder,
         objective=IMITATION,
         optimizer=run.optimizer,
         layout=run.packing,
-        roles=(ANSWER,),
+        roles=roles,
         temperature=1.0,
-        updates=run.steps,
+        updates=steps,
         compute=run.compute_dtype,
         remat=run.remat,
     )

@@ -420,7 +420,7 @@ def test_three_seeds_that_agree_in_sign_alone_decide_nothing(shifts, verdict):
 def test_seeds_that_vary_are_rarely_decided_without_a_difference():
     """Equal arms with three seeds each: at most about 5 % of the experiments may be decided."""
     rng, count = np.random.default_rng(0), 0
-    for _ in range(100):
+    for _ in range(40):
         rows = {
             Cell(arm, seed, 7, 0): row(rng.normal(0.5 + rng.normal(0, 0.05), 0.1, 40))
             for seed in range(3)
@@ -428,7 +428,7 @@ def test_seeds_that_vary_are_rarely_decided_without_a_difference():
         }
         result = compare_pair(Pair("tree", "chain"), rows)
         count += result["p"] < 0.05 and not result["ci95"][0] < 0 < result["ci95"][1]
-    assert count <= 10
+    assert count <= 5
 
 
 def test_arms_that_never_differ_have_no_known_power():
