@@ -236,6 +236,26 @@ def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
         main(["data", "world", "--out", "w"])
 
 
+def test_an_index_may_be_in_a_parent_folder(tmp_path, monkeypatch):
+    corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert main(["data", "index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
+
+
+def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
+    from jax_ragrl.corpus.reading import load_corpus
+
+    one = write(tmp_path / "a.jsonl", {"id": "1", "title": "a", "text": "b"})
+    other = write(tmp_path / "b.jsonl", {"id": "1", "title": "a", "text": "c"})
+    index = str(tmp_path / "i")
+    assert main(["data", "index", "--corpus", one, "--out", index, "--kind", "exact"]) == 0
+    questions = write(tmp_path / "q.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"]})
+    args = ("--corpus", other, "--index", index, "--questions", questions)
+    line = error_line(capsys, "evaluate", *args)
+    assert load_corpus(one).fingerprint in line and load_corpus(other).fingerprint in line
+
+
 @pytest.mark.parametrize(
     "command", ["evaluate --questions q --limit -1", "bench train --shape tiny --prompts 0"]
 )
