@@ -23,9 +23,9 @@ from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.systems.base import Recipe, path_from_root
-from jax_ragrl.systems.c3po.recipe import Settings as PaperSettings
-from jax_ragrl.systems.c3po.recipe import recipe as paper_recipe
-from jax_ragrl.systems.c3po.system import C3PO
+from jax_ragrl.systems.c3po import C3PO
+from jax_ragrl.systems.c3po import Settings as PaperSettings
+from jax_ragrl.systems.c3po import recipe as paper_recipe
 from jax_ragrl.text.metrics import cover_match_tokens
 
 

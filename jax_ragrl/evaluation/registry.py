@@ -25,9 +25,8 @@ from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
-from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
-from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
-from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
+from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
+from jax_ragrl.systems.mao_arag import PLANS, FixedWorkflow
 from jax_ragrl.systems.registry import PAPERS, system_module
 from jax_ragrl.types import Question
 

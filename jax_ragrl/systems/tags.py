@@ -6,16 +6,17 @@ conversation only grows. Only the text of the agent is parsed, never an observat
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
 from jax_ragrl.rollout.effects import Generate, ModelOutput, Observation, Search, Segment
-from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import Shown, Steps
 from jax_ragrl.text.patterns import between, choice, enclosed, line, lines
 from jax_ragrl.text.prompts import format_passages, template
-from jax_ragrl.types import Message
+from jax_ragrl.types import Message, Sampling
 
 TAG_FAULTS = {
     "No Action": "The text holds no tag of an action.",
@@ -47,20 +48,28 @@ def tags_match(text: str, tags: Sequence[str]) -> bool:
     return all(0 < text.count(f"<{tag}>") == text.count(f"</{tag}>") for tag in tags)
 
 
-def stop_strings(actions: Sequence[str]) -> tuple[str, ...]:
-    """Returns the stop strings of a role: sampling ends at the closing tag of an action."""
-    return tuple(f"</{action}>" for action in actions)
-
-
-def turn_regex(actions: Sequence[str], notes: Sequence[str] = (THINK,)) -> str:
-    """Returns the regular expression of a turn: notes between tags, then one action.
+def turn_role(
+    name: str, actions: tuple[str, ...], notes: Sequence[str], sampling: Sampling, chat: bool
+) -> Role:
+    """Returns a role whose turns end at the closing tag of an action.
 
     Args:
-      actions: the tags of the action, which is one line of text.
-      notes: the tags that may precede it, each at most once, in this order.
+      name: the name of the role.
+      actions: the tags of its actions.
+      notes: the tags that may precede one in a strict grammar, each at most once, in this order.
+      sampling: how a turn is sampled.
+      chat: whether observations are chat turns of the user.
     """
-    before = (f"(?:{between(tag, lines(without='<'))}\\n?)?" for tag in notes)
-    return "".join(before) + choice(*(between(tag, line(without="<")) for tag in actions))
+    before = "".join(f"(?:{between(tag, lines(without='<'))}\\n?)?" for tag in notes)
+    return Role(
+        name,
+        functools.partial(parse_turn, actions=actions),
+        sampling,
+        stop_strings=tuple(f"</{action}>" for action in actions),
+        as_chat_turns=chat,
+        reads_thoughts=True,
+        action_regex=before + choice(*(between(tag, line(without="<")) for tag in actions)),
+    )
 
 
 def render_turn(**parts: str | None) -> str:
@@ -76,7 +85,6 @@ def _between(text: str, tags: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 # --- Conversations ------------------------------------------------------------------------------
-
 
 # From a valid or malformed action that is no answer, and the depth of the next action, to the text
 # of the observation after it, and the depth after it. The text comes from a generator of effects.
@@ -114,15 +122,7 @@ def converse(
 
 
 def search_passages(style: str, top_k: int, chat: bool, action: ParsedAction, depth: int) -> Steps:
-    """Performs the search of an action; a malformed one gets a reminder. See `Observe`.
-
-    Args:
-      style: the prompt style.
-      top_k: passages per search.
-      chat: see `observation`.
-      action: the action.
-      depth: the depth of the next action, which is returned as it is.
-    """
+    """Performs the search of an action; a malformed one gets a reminder. See `Observe`."""
     if action.action != SEARCH:
         return observation(style, "retry_executor", chat), depth
     hits = yield Search(action.args[0], top_k)
@@ -132,14 +132,6 @@ def search_passages(style: str, top_k: int, chat: bool, action: ParsedAction, de
 
 
 def observation(style: str, name: str, chat: bool, **values: str) -> str:
-    """Returns the text of an observation.
-
-    Args:
-      style: the prompt style.
-      name: the name of the prompt.
-      chat: whether observations are chat turns of the user; otherwise they are separate lines in
-        the turn of the assistant.
-      values: the values of the placeholders in the prompt.
-    """
+    """Returns an observation, as a chat turn of the user or as lines in the assistant's turn."""
     text = template(style, name).substitute(values)
     return text if chat else f"\n{text}\n"

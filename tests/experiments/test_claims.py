@@ -34,8 +34,7 @@ from jax_ragrl.experiments.pairs import DIFFERS, FAILS, HOLDS, NOT_LOWER, UNDECI
 from jax_ragrl.experiments.stages import fixed_strategy
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
-from jax_ragrl.systems.mao_arag.fixed_workflow import USUAL_PLANS
-from jax_ragrl.systems.mao_arag.workflows import render_plan
+from jax_ragrl.systems.mao_arag import USUAL_PLANS, render_plan
 
 ROOT = pathlib.Path(__file__).parents[2]
 CLAIMS = load_claims()

@@ -26,8 +26,7 @@ from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
-from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
-from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
+from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
 from jax_ragrl.text.prompts import parse_passages, template
 from jax_ragrl.types import LLMRequest, Passage
 from tests.rollout.tape import ANN, BOB, Tape, passage, system

@@ -24,8 +24,7 @@ from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
-from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
-from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
+from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
 from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import LLMRequest, Message, Question
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever, careful_reader

@@ -19,8 +19,6 @@ from jax_ragrl.systems.coda import (
     CoDA,
     answer_reward,
     format_reward,
-    parse_executor,
-    parse_planner,
     refine_reward,
 )
 from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
@@ -30,6 +28,7 @@ from tests.systems.talk import ends, talk
 
 SYSTEM = CoDA("coda_tiny", top_k=2, as_chat_turns=True)
 PAPER, CODE = coda.paper(), coda.code()
+parse_planner, parse_executor = (SYSTEM.roles[name].parse for name in (PLANNER, EXECUTOR))
 
 TASK = render_turn(think="1", task="birthplace of Ann")
 SEARCH = render_turn(think="born", search="Ann born")

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from jax_ragrl.systems.baselines.agents import BEGIN, parse_marked, parse_react
-from jax_ragrl.systems.c3po.system import parse_filter, parse_router
-from jax_ragrl.systems.mao_arag.workflows import parse_plan as parse_workflow
-from jax_ragrl.systems.mmoa_rag.system import parse_selection
+from jax_ragrl.systems.c3po import parse_filter, parse_router
+from jax_ragrl.systems.mao_arag import parse_plan as parse_workflow
+from jax_ragrl.systems.mmoa_rag import parse_selection
 from jax_ragrl.systems.opera.grammar import Step, parse_analysis, parse_plan, parse_rewrite
 from jax_ragrl.systems.tags import parse_turn
 

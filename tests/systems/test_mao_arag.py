@@ -28,18 +28,24 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.mao_arag import (
     MAOARAG,
+    NAMES,
+    PLANS,
+    QDP,
+    QDS,
+    WORKFLOWS,
     Costs,
+    FixedWorkflow,
     Settings,
     code,
     paper,
+    parse_plan,
     plain_answer,
     recipe,
+    render_plan,
     select_documents,
     sub_questions,
     turn_cost,
 )
-from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
-from jax_ragrl.systems.mao_arag.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
 from jax_ragrl.types import Question, Sampling
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler

@@ -374,9 +374,9 @@ def test_punctuation_is_a_space_in_this_papers_f1():
 
 
 def test_an_unknown_rule_is_rejected():
-    with pytest.raises(UserError, match=r"query_rule is 'lines': use count or characters"):
+    with pytest.raises(UserError, match=r"query_rule is 'lines': use one of count, characters"):
         Settings(penalties=Penalties(query_rule="lines"))
-    with pytest.raises(UserError, match=r"recipe\.reward is 'em': use f1 or em_f1_hit"):
+    with pytest.raises(UserError, match=r"recipe\.reward is 'em': use one of f1, em_f1_hit"):
         Settings(reward="em")
 
 

@@ -16,7 +16,6 @@ from jax_ragrl.systems.baselines.executor import (
     research_reward,
     search_r1_reward,
 )
-from jax_ragrl.systems.coda import parse_executor
 from jax_ragrl.systems.tags import render_turn
 from tests.rollout.tape import ANN
 from tests.systems.talk import ends, talk
@@ -28,7 +27,8 @@ FINAL = render_turn(think="done", answer="Ulm")
 
 
 def turns(*texts: str) -> list[ParsedAction]:
-    return [parse_executor(text)._replace(text=text) for text in texts]
+    parse = SYSTEM.roles[AGENT].parse
+    return [parse(text)._replace(text=text) for text in texts]
 
 
 def test_one_context_contains_the_complete_search():

@@ -11,10 +11,10 @@ from jax_ragrl.rollout.roles import Role
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.executor import SearchAgent
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
-from jax_ragrl.systems.c3po.system import C3PO, render_decision, render_filter, render_router
+from jax_ragrl.systems.c3po import C3PO, render_decision, render_filter, render_router
 from jax_ragrl.systems.coda import CoDA
-from jax_ragrl.systems.mao_arag.system import MAOARAG
-from jax_ragrl.systems.mmoa_rag.system import MMOARAG, render_selection
+from jax_ragrl.systems.mao_arag import MAOARAG
+from jax_ragrl.systems.mmoa_rag import MMOARAG, render_selection
 from jax_ragrl.systems.opera.grammar import render_analysis, render_plan, render_rewrite
 from jax_ragrl.systems.opera.system import Opera
 from jax_ragrl.systems.tags import render_turn

@@ -40,11 +40,7 @@ from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Steps
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.base import Recipe, records_from_root
-from jax_ragrl.systems.coda import (
-    EXECUTOR_ACTIONS,
-    EXECUTOR_NOTES,
-    parse_executor,
-)
+from jax_ragrl.systems.coda import EXECUTOR_ACTIONS, EXECUTOR_NOTES
 from jax_ragrl.systems.tags import (
     ANSWER,
     REFINE,
@@ -53,10 +49,9 @@ from jax_ragrl.systems.tags import (
     THINK,
     converse,
     search_passages,
-    stop_strings,
     tag_contents,
     tags_match,
-    turn_regex,
+    turn_role,
 )
 from jax_ragrl.text.metrics import cover_match_tokens, exact_match, f1
 from jax_ragrl.text.prompts import user_turn
@@ -98,17 +93,8 @@ class SearchAgent:
     @property
     def roles(self) -> Mapping[str, Role]:
         """The agent."""
-        role = Role(
-            AGENT,
-            parse_executor,
-            Sampling(self.temperature, self.top_p, self.max_tokens),
-            # Sampling ends at a closing tag, so that a turn has one action.
-            stop_strings=stop_strings(EXECUTOR_ACTIONS),
-            as_chat_turns=self.as_chat_turns,
-            reads_thoughts=True,
-            action_regex=turn_regex(EXECUTOR_ACTIONS, EXECUTOR_NOTES),
-        )
-        return {AGENT: role}
+        how = Sampling(self.temperature, self.top_p, self.max_tokens), self.as_chat_turns
+        return {AGENT: turn_role(AGENT, EXECUTOR_ACTIONS, EXECUTOR_NOTES, *how)}
 
     def steps(self, question: Question) -> Steps:
         """The agent searches until it answers."""

@@ -7,7 +7,7 @@ selection if a later one is; a rewritten query if none is.
 from __future__ import annotations
 
 from jax_ragrl.rollout.system import State
-from jax_ragrl.systems.mao_arag.workflows import AG, DS, QR, R, render_plan
+from jax_ragrl.systems.mao_arag import AG, DS, QR, R, render_plan
 from jax_ragrl.warmstart.labels.gold import Evidence, useful_numbers
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from jax_ragrl.llm.reader import question_of, understand
 from jax_ragrl.rollout.effects import Segment
 from jax_ragrl.runtime.portable_random import pick
-from jax_ragrl.systems.mao_arag import PLANNER
-from jax_ragrl.systems.mao_arag.workflows import AG, DS, QDP, QDS, WORKFLOWS, R, render_plan
+from jax_ragrl.systems.mao_arag import AG, DS, PLANNER, QDP, QDS, WORKFLOWS, R, render_plan
 from jax_ragrl.types import Message
 
 
