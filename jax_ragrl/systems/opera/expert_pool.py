@@ -22,7 +22,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,20 +72,13 @@ def candidates_of(
       reward_N: float32, the immediate reward of each node, which is the score of a candidate.
       prompts: the requests of the `RecordingSampler` that sampled the rollouts.
     """
-    return [
-        (
-            r.question,
-            Candidate(
-                r.role,
-                prompts[r.action.prompt_ids].messages[-1].content,
-                r.action.text,
-                float(reward),
-            ),
-        )
-        for r, reward in zip(forest.records, reward_N, strict=True)
+    result = []
+    for record, reward in zip(forest.records, reward_N.tolist(), strict=True):
         # Leaves have no action, and failed actions no text.
-        if r.action is not None and not r.action.error
-    ]
+        if (action := record.action) is not None and not action.error:
+            prompt = prompts[action.prompt_ids].messages[-1].content
+            result.append((record.question, Candidate(record.role, prompt, action.text, reward)))
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,27 +156,21 @@ def goal_of(role: str, prompt: str) -> str:
 
 
 def best_transferable(role: str, prompt: str, candidates: Sequence[Candidate]) -> str | None:
-    """Returns the best candidate that was scored for the same goal with other documents.
+    """Returns the best of some candidates, best first, that were scored with other documents.
 
     An analysis is right only for its own documents. So a `yes` must have an answer that this prompt
     contains too, unless the answer is yes or no, which no document contains. A `no` always fits. Of
     equal scores a `yes` is preferred.
-
-    Args:
-      role: the role of the prompt.
-      prompt: the text of the prompt.
-      candidates: the candidates for the goal, best first.
     """
     if role != ANALYSIS:
         return candidates[0].text if candidates else None
-    verdicts = [(candidate, parse_analysis(candidate.text)) for candidate in candidates]
-    fitting = [
-        (candidate.score, verdict.action == YES, candidate.text)
-        for candidate, verdict in verdicts
-        if verdict.action != YES
-        or normalize(verdict.args[0]) in CLOSED
-        or cover_match_tokens(prompt, verdict.args)
-    ]
+    fitting = []
+    for candidate in candidates:
+        verdict = parse_analysis(candidate.text)
+        is_yes = verdict.action == YES
+        is_closed = is_yes and normalize(verdict.args[0]) in CLOSED
+        if not is_yes or is_closed or cover_match_tokens(prompt, verdict.args):
+            fitting.append((candidate.score, is_yes, candidate.text))
     # Not by text: of equal candidates the first in the order of the pool is taken.
     return max(fitting, key=lambda row: row[:2])[2] if fitting else None
 
@@ -195,18 +182,22 @@ Similarity = Callable[[Sequence[str]], np.ndarray]
 def word_cosines(texts: Sequence[str]) -> np.ndarray:
     """Returns the cosines of the word counts of texts, float64 `[n, n]`."""
     counts = [collections.Counter(WORD.findall(text.lower())) for text in texts]
-    return np.array([[cosine(a, b) for b in counts] for a in counts])
+    return np.array([[_cosine(a, b) for b in counts] for a in counts])
+
+
+def _cosine(a: Mapping[str, int], b: Mapping[str, int]) -> float:
+    """Returns the cosine of two count vectors; 1 if both are empty."""
+    if not a and not b:
+        return 1.0
+    norms = math.prod(math.sqrt(sum(n * n for n in x.values())) for x in (a, b))
+    return sum(n * b.get(word, 0) for word, n in a.items()) / norms if norms else 0.0
 
 
 def vector_cosines(
     encode: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str]
 ) -> np.ndarray:
-    """Returns the cosines of the vectors of texts, float32 `[n, n]`.
-
-    Args:
-      encode: from n texts to float32 vectors `[n, D]` of any length.
-      texts: the texts.
-    """
+    """Returns the cosines of the vectors of texts, float32 `[n, n]`, from `encode`, float32
+    `[n, D]`."""
     vectors_ND = encode(texts)
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     directions_ND = vectors_ND / np.maximum(lengths_N1, np.finfo(np.float32).tiny)
@@ -231,30 +222,17 @@ def build_pool(
     instances: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
     for candidate in candidates:
         instances[candidate.role, candidate.prompt].append(candidate)
-    return Pool(
-        {k: _distinct(group, max_cosine, similarity) for k, group in sorted(instances.items())}
-    )
+    pool = {}
+    for instance, group in sorted(instances.items()):
+        # Best first: of two near duplicates the worse one is dropped.
+        in_order, distinct = sorted(group, key=_rank), list[int]()
+        cosine_NN = similarity([candidate.text for candidate in in_order])
+        for i in range(len(in_order)):
+            if all(cosine_NN[i, j] < max_cosine for j in distinct):
+                distinct.append(i)
+        pool[instance] = tuple(in_order[i] for i in distinct)
+    return Pool(pool)
 
 
 def _rank(candidate: Candidate) -> tuple[float, str]:
     return -candidate.score, candidate.text
-
-
-def _distinct(
-    candidates: Iterable[Candidate], max_cosine: float, similarity: Similarity
-) -> tuple[Candidate, ...]:
-    # Best first: of two near duplicates the worse one is dropped.
-    in_order, distinct = sorted(candidates, key=_rank), list[int]()
-    cosine_NN = similarity([candidate.text for candidate in in_order])
-    for i in range(len(in_order)):
-        if all(cosine_NN[i, j] < max_cosine for j in distinct):
-            distinct.append(i)
-    return tuple(in_order[i] for i in distinct)
-
-
-def cosine(a: Mapping[Any, int], b: Mapping[Any, int]) -> float:
-    """Returns the cosine of two count vectors; 1 if both are empty."""
-    if not a and not b:
-        return 1.0
-    norms = math.prod(math.sqrt(sum(n * n for n in x.values())) for x in (a, b))
-    return sum(n * b.get(word, 0) for word, n in a.items()) / norms if norms else 0.0

@@ -2,9 +2,6 @@
 
 Every role has a JSON form, as in the paper, and a compact form of a few lines. Other text is
 recovered as far as possible, with a lower `format_score` and a named error.
-
-Departure from the paper: an analysis has no confidence and no type of missing information (eq. 8);
-the prompt does not ask for them.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.runtime.records import declare
-from jax_ragrl.text.patterns import enclosed
+from jax_ragrl.text.patterns import character, choice, enclosed, line
 
 PLAN, ANALYSIS, REWRITE = "plan", "analysis", "rewrite"
 YES, NO = "yes", "no"
@@ -273,3 +270,74 @@ def _string(item: Mapping[str, Any], names: Sequence[str]) -> str:
     """Returns the first existing field as text; empty for nested values and missing fields."""
     value = next((item[name] for name in names if name in item), "")
     return str(value).strip() if isinstance(value, str | int | float) else ""
+
+
+# --- Strict grammars ----------------------------------------------------------------------------
+
+# A plan refers to earlier steps alone, and no text contains brackets or braces that a parser could
+# read as JSON.
+_BRACKETS = "[]{}<"
+_ESCAPED = '"\\'  # characters that a JSON string would have to escape
+# Text of a JSON string, without escapes; it begins with a visible character.
+_JSON_STRING = line(without=_BRACKETS + _ESCAPED)
+_ANSWER_LINE = line(without=_BRACKETS, first=":,.")
+_COMMA = r",(?: |\n )?"
+_STRATEGY_NAME = choice(*STRATEGIES)
+
+
+def strict_grammars(max_plan_steps: int) -> dict[str, str]:
+    """Returns the regular expression of each role's actions.
+
+    Args:
+      max_plan_steps: the most steps of a plan; 0 if there is no planner.
+    """
+    strategy, keywords = (
+        f'"strategy": "{_STRATEGY_NAME}"',
+        f'"{_JSON_STRING}"(?:, "{_JSON_STRING}")*',
+    )
+    yes = f'"status": "{YES}", "answer": "{_JSON_STRING}"'
+    no = f'"status": "{NO}", "answer": ""'
+    compact = [f"{i} {_goal(i, '')}" for i in range(1, max_plan_steps + 1)]
+    return {
+        PLAN: choice(_json_plan(max_plan_steps), _prefixes(compact, r"\n")),
+        ANALYSIS: choice(
+            rf'\{{{choice(yes, no)}, "analysis": "{_JSON_STRING}"\}}',
+            f"{line(without=_BRACKETS)}\n{choice(f'{YES}: {_ANSWER_LINE}', NO)}",
+        ),
+        REWRITE: choice(
+            rf'\{{"rewritten_query": "{_JSON_STRING}", {strategy}, "keywords": \[{keywords}\]\}}',
+            f"{_STRATEGY_NAME}: {line(without=_BRACKETS)}",
+        ),
+    }
+
+
+def _json_plan(steps: int) -> str:
+    objects = []
+    for i in range(1, steps + 1):
+        needs = rf"{_earlier(i)}(?:, {_earlier(i)})*" if i > 1 else ""
+        goal = _goal(i, "answer ", without=_ESCAPED)
+        objects.append(
+            rf'\{{"subgoal_id": {i}, "subgoal": "{goal}", "dependencies": \[(?:{needs})?\]\}}'
+        )
+    return rf"\[{_prefixes(objects, _COMMA)}\]"
+
+
+def _goal(i: int, label: str, without: str = "") -> str:
+    """Text in which a bracket is a placeholder of an earlier step; it begins with a letter."""
+    text = line(without=_BRACKETS + without)
+    if i == 1:
+        return text
+    return rf"{text}(?:\[{label}{_earlier(i)}\]{character(_BRACKETS + without)}*)*"
+
+
+def _earlier(i: int) -> str:
+    """The number of a step before step `i`."""
+    return choice(*(str(n) for n in range(1, i)))
+
+
+def _prefixes(parts: list[str], separator: str) -> str:
+    """One or more parts from the first one on."""
+    pattern = ""
+    for part in reversed(parts):
+        pattern = part + (f"(?:{separator}{pattern})?" if pattern else "")
+    return pattern

@@ -23,17 +23,14 @@ from collections.abc import Callable
 import numpy as np
 
 from jax_ragrl.config.ranges import Count
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import Rule, over_rollouts
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.tree import Forest, sibling_groups
 
 # From a decision and its question to the text of an expert's action, or None.
 Expert = Callable[[Generate, str], str | None]
-
-WHEN, REPLACES = ("always", "periodic", "off"), ("extra", "worst")
-CONTINUE_WITH = ("sampled", "expert")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +56,9 @@ class Injection:
     continue_with: str = "sampled"
 
     def __post_init__(self) -> None:
-        valid = {"when": WHEN, "replaces": REPLACES, "continue_with": CONTINUE_WITH}
-        for name, choices in valid.items():
-            if getattr(self, name) not in choices:
-                raise UserError(
-                    f"recipe.expert.{name} is {getattr(self, name)!r}: use {' or '.join(choices)}"
-                )
-        if self.period < 1:
-            raise UserError(
-                f"recipe.expert.period is {self.period}, but it is a number of questions: use 1 or "
-                "more"
-            )
+        one_of("recipe.expert.when", self.when, ("always", "periodic", "off"))
+        one_of("recipe.expert.replaces", self.replaces, ("extra", "worst"))
+        one_of("recipe.expert.continue_with", self.continue_with, ("sampled", "expert"))
 
     def due(self, role: str, question: str) -> bool:
         """Returns whether the groups of a role contain an expert in the rollouts of a question."""
@@ -137,11 +126,7 @@ def sibling_advantages(
     sample, and for an expert without gradient unless the policy sampled the same text. It is 1 for
     all other actions.
 
-    Args:
-      forest: the rollouts.
-      reward_N: float32, the immediate reward of each node.
-      injection: how the expert's action takes part in a group.
-      rule: a group rule.
+    `reward_N` has the immediate reward of each node; `rule` is a group rule.
     """
     credit_N = np.zeros(len(forest.records), np.float32)
     weight_N = np.zeros(len(forest.records), np.float32)
@@ -171,12 +156,6 @@ def is_sampled(forest: Forest) -> np.ndarray:
 
 
 def over_answers(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the credit `over_rollouts` by answers alone, for the GRPO that OPERA compares with.
-
-    Args:
-      forest: the rollouts.
-      reward_N: float32, the immediate reward of each node; the rewards of actions are left out.
-      rule: a group rule.
-    """
+    """Returns the credit `over_rollouts` by answers alone, the GRPO that OPERA compares with."""
     # `over_rollouts` sums all rewards of a rollout, and role rewards are for MAPGRPO.
     return over_rollouts(forest, np.where(forest.leaf_N, reward_N, 0), rule)

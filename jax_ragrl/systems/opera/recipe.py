@@ -54,23 +54,38 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
 
 from jax_ragrl.config.ranges import Count, Natural, Share
 from jax_ragrl.config.schema import one_of
+from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.rollout.tree import Forest, Record
 from jax_ragrl.systems.base import Recipe
-from jax_ragrl.systems.opera.expert import load_expert
-from jax_ragrl.systems.opera.grammar import PLAN, REWRITE
+from jax_ragrl.systems.opera import rewards
+from jax_ragrl.systems.opera.expert_pool import load_pool
+from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import (
+    Expert,
     Groups,
     Injection,
     is_sampled,
     over_answers,
     sibling_advantages,
 )
-from jax_ragrl.systems.opera.role_rewards import GOLD, PLAN_REWARDS, role_rewards
 from jax_ragrl.systems.opera.system import ROLES, Opera
+from jax_ragrl.systems.opera.world import WorldExpert, world_gold
+from jax_ragrl.text.metrics import exact_match
+from jax_ragrl.types import Question
+
+PLAN_REWARDS = {"paper": rewards.plan_reward, "code": rewards.plan_reward_code}
+WORLD = "world"
+GOLD: Mapping[str, rewards.GoldOf] = {"steps": rewards.steps_gold, WORLD: world_gold}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +121,7 @@ class Settings:
         for role in self.expert.roles:
             # An unknown role would never be due, and the run would train without an expert.
             one_of("a role in recipe.expert.roles", role, ROLES)
-        if self.group_size < 1 or (self.group_size == 1 and self.expert.when != "off"):
+        if self.group_size == 1 and self.expert.when != "off":
             raise UserError(
                 f"recipe.group_size is {self.group_size} with recipe.expert.when "
                 f"{self.expert.when!r}: use 2 or more; or 1, which compares whole rollouts, with "
@@ -123,6 +138,63 @@ def code() -> Settings:
     """The choices of the code and its notes: another plan reward, experts for the planner only."""
     notes = Injection("periodic", "worst", gradient=False, roles=(PLAN,))
     return Settings(plan_reward="code", expert=notes)
+
+
+def role_rewards(forest: Forest, settings: Settings) -> np.ndarray:
+    """Returns each action's reward by its role, and exact match on leaves, float32 `[N]`.
+
+    The success of a plan is the mean exact match of the rollouts that execute it.
+    """
+    reward_N = answer_rewards(forest, exact_match)
+    # Read the mean over leaves first: the loop below overwrites the rewards of actions.
+    success_N, _ = reachable_leaves(forest, reward_N)
+    for node, record in enumerate(forest.records):
+        # Leaves keep their exact match.
+        if record.action is None:
+            continue
+        question = forest.questions[record.question]
+        if record.role == PLAN:
+            assert record.parsed is not None
+            score, success = PLAN_REWARDS[settings.plan_reward], float(success_N[node])
+            reward_N[node] = score(question.text, record.parsed, success, settings.min_plan_steps)
+        else:
+            reward_N[node] = step_reward(question, record, settings)
+    return reward_N
+
+
+def step_reward(question: Question, record: Record, settings: Settings) -> float:
+    """Returns the reward of an analysis or a rewritten query, by the sub-goal of its search."""
+    action, state, gold_of = record.parsed, record.state, GOLD[settings.gold]
+    assert action is not None
+    subgoal = state.latest(rewards.SubGoal)
+    if record.role == ANALYSIS:
+        gold = gold_of(question, subgoal, state.candidates)
+        return rewards.analysis_reward(action, gold)
+    gold = gold_of(question, subgoal, record.passages)
+    return rewards.rewrite_reward(action, gold, settings.ndcg_power)
+
+
+# Cached: an expander is built for every step, and a pool has 30,000 lines.
+@functools.cache
+def load_expert(when: str, pool: str, style: str) -> Expert | None:
+    """Returns the expert of a run; None if `when` is `off`.
+
+    `pool` is a file of scored actions, or `world` for the rules of the synthetic corpus, which read
+    prompts of a style.
+
+    Raises:
+      UserError: an expert is needed, but `pool` is empty or not a pool.
+    """
+    if when == "off":
+        return None
+    if not pool:
+        raise UserError(
+            f"recipe.expert.when is {when!r}, but there is no pool of scored actions: name its "
+            "file in recipe.expert_pool, or set recipe.expert.when=off"
+        )
+    if pool == WORLD:
+        return WorldExpert(style)
+    return load_pool(pathlib.Path(pool))
 
 
 def groups(trained_roles: frozenset[str], settings: Settings) -> Expander:
@@ -143,13 +215,7 @@ def recipe(settings: Settings) -> Recipe:
 
     `objective.advantage=group_normalised` divides by the deviation of the group, as GRPO does.
     """
-    reward = functools.partial(
-        role_rewards,
-        gold=settings.gold,
-        plan_reward=settings.plan_reward,
-        min_plan_steps=settings.min_plan_steps,
-        ndcg_power=settings.ndcg_power,
-    )
+    reward = functools.partial(role_rewards, settings=settings)
     base = Recipe(settings.system, reward, compare=over_answers, metric="em")
     # Single actions leave nothing to compare at a decision: compare whole rollouts.
     if settings.group_size == 1:
@@ -165,6 +231,6 @@ def recipe(settings: Settings) -> Recipe:
 
 
 def table_system(style: str, top_k: int, *, tiny: bool) -> Opera:
-    """Returns the system for `ragrl evaluate`, with prompts `style`; `tiny` makes no difference."""
+    """Returns the system for `ragrl evaluate`, see `systems.registry`; `tiny` changes nothing."""
     del tiny
     return Opera(style, top_k)

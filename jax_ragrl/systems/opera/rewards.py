@@ -58,17 +58,12 @@ GoldOf = Callable[[Question, SubGoal, Sequence[Passage]], Gold]
 
 
 def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold:
-    """Returns the gold of a sub-goal from the decomposition in a data set.
+    """Returns the gold of a sub-goal for passages, from the decomposition in a data set.
 
     The last step of any plan has the answers of the question. Other steps have the answers of the
-    decomposition (MuSiQue) or of a triple (`object_of`, 2WikiMultiHopQA); they are unknown if the
-    decomposition has another length. Of several passages with one gold name, which are pieces of an
-    article, only the first counts as relevant. See `_gold_of_step` for the names.
-
-    Args:
-      question: the question, with the fields of its data set in `metadata`.
-      goal: the sub-goal.
-      passages: the passages in the prompt.
+    decomposition (MuSiQue) or of a triple (`object_of`, 2WikiMultiHopQA), in `question.metadata`;
+    they are unknown if the decomposition has another length. Of several passages with one gold
+    name, which are pieces of an article, only the first counts as relevant.
     """
     names = _gold_of_step(question, goal)
     relevant, total = first_named(passages, names), len(set(names))
@@ -200,12 +195,7 @@ def plan_reward(question: str, plan: ParsedAction, success: float, least: int = 
     """Returns r_plan = 0.4 f_logic + 0.3 f_struct + 0.3 f_exec (eq. 7 and table 6).
 
     Text without a plan has neither logic nor structure, although one step is executed in its place.
-
-    Args:
-      question: the text of the question.
-      plan: the parsed plan.
-      success: f_exec, the reward of the rollouts that execute the plan, 0 to 1.
-      least: the number of steps below which f_struct is reduced.
+    `success` is f_exec, the reward of the rollouts that execute the plan, 0 to 1.
     """
     if not plan.valid:
         return 0.3 * success
@@ -214,15 +204,9 @@ def plan_reward(question: str, plan: ParsedAction, success: float, least: int = 
 
 
 def plan_reward_code(question: str, plan: ParsedAction, success: float, least: int = 2) -> float:
-    """Returns the plan reward of the published code; arguments as for `plan_reward`.
+    """Returns the plan reward of the published code; the score per number of steps is fixed.
 
     0.25 logic + 0.25 potential + 0.3 success + 0.1 efficiency + 0.1 placeholders
-
-    Args:
-      question: the text of the question.
-      plan: the parsed plan.
-      success: the reward of the rollouts that execute the plan, 0 to 1.
-      least: ignored; the code has a fixed score per number of steps.
     """
     del least
     if not plan.valid:

@@ -7,14 +7,12 @@ import itertools
 from collections.abc import Mapping
 
 from jax_ragrl.config.ranges import Count, Natural, Positive
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.system import Fault, Shown, Steps
 from jax_ragrl.systems.opera import grammar
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE, YES, Step, fill_placeholders
 from jax_ragrl.systems.opera.rewards import SubGoal
-from jax_ragrl.systems.opera.strict import strict_grammars
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import Passage, Question, Sampling
 
@@ -55,21 +53,13 @@ class Opera:
     max_tokens: tuple[Count, Count, Count] = (512, 512, 256)
     shared_policy: bool = False
 
-    def __post_init__(self) -> None:
-        if self.max_plan_steps < 0 or self.max_rewrites < 0:
-            raise UserError(
-                f"recipe.system.max_plan_steps is {self.max_plan_steps} and recipe.system."
-                f"max_rewrites {self.max_rewrites}: give at least 0, which leaves out the planner "
-                "or the rewriter"
-            )
-
     @property
     def roles(self) -> Mapping[str, Role]:
         """Plan, analysis and rewrite in the order of training, without roles that are off."""
         parsers = (grammar.parse_plan, grammar.parse_analysis, grammar.parse_rewrite)
         # A role with a limit of 0 is off.
         uses = {PLAN: self.max_plan_steps, ANALYSIS: 1, REWRITE: self.max_rewrites}
-        regexes, roles = strict_grammars(self.max_plan_steps), {}
+        regexes, roles = grammar.strict_grammars(self.max_plan_steps), {}
         for name, parse, tokens in zip(ROLES, parsers, self.max_tokens, strict=True):
             sampling = Sampling(self.temperature, 1.0, tokens)
             policy = "policy" if self.shared_policy else name

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from jax_ragrl.llm.reader import Plan, facts_of, question_of, resolve
 from jax_ragrl.rollout.effects import Observation, Segment
 from jax_ragrl.systems.coda import PLANNER
-from jax_ragrl.systems.opera.subgoals import (
+from jax_ragrl.systems.opera.world import (
     as_query,
     comparison_answer,
     conclusion,

@@ -99,7 +99,7 @@ def test_periodic_injection_takes_a_fixed_share_of_questions():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"when": "never"}, {"replaces": "best"}, {"continue_with": "best"}, {"period": 0}]
+    "changes", [{"when": "never"}, {"replaces": "best"}, {"continue_with": "best"}]
 )
 def test_unknown_injections_are_rejected(changes):
     with pytest.raises(UserError, match="recipe.expert"):

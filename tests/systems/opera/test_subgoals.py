@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from jax_ragrl.corpus.world import World, generate
-from jax_ragrl.systems.opera.subgoals import (
+from jax_ragrl.systems.opera.world import (
     RELATION_WORDS,
     as_query,
     comparison_answer,
