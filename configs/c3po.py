@@ -51,7 +51,6 @@ RECIPE = {
         "top_k": 10,
         "max_depth": 13,  # a deeper branch fails
         "max_documents": 10,  # with more of them, the only action offered is to answer
-        "roadmaps": 1,  # plans sampled from the frozen model per planning decision
         "strict": True,  # in training, a selection of a missing document fails the branch
         "hint": "",  # a note on the data set in the router's prompt; empty in the paper
         "max_tokens": 2048,

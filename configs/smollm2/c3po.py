@@ -45,7 +45,6 @@ def get_config() -> ConfigDict:
                     "top_k": 3,
                     "max_depth": 9,
                     "max_documents": 3,
-                    "roadmaps": 1,
                     "strict": True,  # a selection of a missing document fails the branch
                     "hint": "",
                     "max_tokens": 32,

@@ -45,7 +45,6 @@ def get_config(world: str = "stable") -> ConfigDict:
                     "top_k": 4,
                     "max_depth": 13,
                     "max_documents": 6,
-                    "roadmaps": 1,
                     "strict": True,  # a selection of a missing document fails the branch
                     "hint": "",
                     "max_tokens": 40,

@@ -16,8 +16,8 @@ from jax_ragrl.rollout.system import Execution, Reply, System
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Record, reorder
 from jax_ragrl.types import Hits, Question
 
-# The reply to one effect: `Generate`, `CallLLM`, `Search`, a search that failed, `Done`.
-EffectReply = Sequence[Action] | Sequence[str | EffectError] | Hits | EffectError | None
+# The reply to one effect: `Generate`, `CallLLM`, `Search`, one that failed, `Done`.
+EffectReply = Sequence[Action] | str | Hits | EffectError | None
 
 
 class Branch(NamedTuple):
@@ -52,10 +52,7 @@ class Branch(NamedTuple):
     def seed(self, run: int, question: Question, slot: int = 0) -> int:
         """Returns a 32-bit seed of the branch, which no other question in the batch can change.
 
-        Args:
-          run: the seed of the rollout.
-          question: the question of the branch.
-          slot: the index of the effect among the effects of the branch.
+        `run` is the seed of the rollout, `slot` the index of the effect among those of the branch.
         """
         # Resumed runs must draw the same numbers, so this tuple never changes its form.
         name = (run, question.id, self.path) + ((slot,) if slot else ())
@@ -91,11 +88,10 @@ class Nodes:
 
     def advance(self, branch: Branch, replies: Sequence[EffectReply]) -> list[Branch]:
         """Adds the nodes of the replies to all effects of a branch; returns what follows it."""
-        flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
-        if errors := [reply for reply in flat if isinstance(reply, EffectError)]:
+        if errors := [reply for reply in replies if isinstance(reply, EffectError)]:
             self.failures[branch.question] = str(errors[-1])
             return []
-        # Calls count for all branches that follow, also if the samples of a call branch the state.
+        # Calls count for all branches that follow.
         branch = branch._replace(calls=branch.calls + self._calls(branch, replies))
         # The passages of a search belong to the action before it.
         hits = [reply for reply in replies if isinstance(reply, Hits)]
@@ -117,19 +113,6 @@ class Nodes:
                 following = []
             case (Generate() as generate,):
                 following = self._expand(branch, generate, cast(Sequence[Action], replies[0]))
-            case (Search(),):
-                execution = branch.execution.advance(cast(Hits, replies[0]))
-                following = [branch._replace(execution=execution)]
-            case (CallLLM(),):
-                texts = cast(Sequence[str], replies[0])
-                # Equal texts lead to equal states, so they are one branch.
-                following = [
-                    branch._replace(
-                        execution=branch.execution.advance(str(text)),  # without its costs
-                        path=(*branch.path, i) if len(texts) > 1 else branch.path,
-                    )
-                    for i, text in enumerate(dict.fromkeys(texts))
-                ]
             case _:
                 following = [self._advance_jointly(branch, replies)]
         return [b._replace(place=(*branch.place, i)) for i, b in enumerate(following)]
@@ -164,24 +147,23 @@ class Nodes:
         return [b for ids, b in own.items() if ids in first_ids] + searching
 
     def _advance_jointly(self, branch: Branch, replies: Sequence[EffectReply]) -> Branch:
-        """Returns the branch after several concurrent effects; their actions form a chain."""
+        """Returns the branch after a call, or several effects; their actions form a chain."""
         chain, nodes, values = branch, list[int](), list[Reply]()
         for effect, reply in zip(branch.execution.effects, replies, strict=True):
-            if isinstance(effect, Search):
-                values.append(cast(Hits, reply))
+            if not isinstance(effect, Generate):
+                # A text loses its costs, which are in the calls.
+                values.append(str(reply) if isinstance(reply, str) else cast(Hits, reply))
                 continue
-            several = cast(Sequence[Any], reply)
-            if len(several) != 1:
+            actions = cast(Sequence[Action], reply)
+            if len(actions) != 1:
                 raise ValueError(
-                    f"{len(several)} replies to one of several effects: only one can be used"
+                    f"{len(actions)} replies to one of several effects: only one can be used"
                 )
-            if isinstance(effect, Generate):
-                chain, parsed = self._add_action(chain, effect, several[0])
-                nodes.append(chain.parent)
-                values.append(parsed)
-            else:
-                values.append(str(several[0]))
-        execution = branch.execution.advance(tuple(values))
+            chain, parsed = self._add_action(chain, effect, actions[0])
+            nodes.append(chain.parent)
+            values.append(parsed)
+        # A lone reply comes without a tuple around it.
+        execution = branch.execution.advance(tuple(values) if len(values) > 1 else values[0])
         for node in nodes:
             self.records[node].state = execution.state
         # The path grows by one level, as after a single action, so that later seeds differ.
@@ -209,14 +191,8 @@ class Nodes:
 
     def _add(self, branch: Branch, **fields: Any) -> int:
         """Adds a node after the latest one of a branch; returns its number."""
-        record = Record(
-            parent=branch.parent,
-            question=branch.question,
-            path=branch.path,
-            round=branch.round,
-            **fields,
-        )
-        self.records.append(record)
+        at = {"question": branch.question, "path": branch.path, "round": branch.round}
+        self.records.append(Record(parent=branch.parent, **at, **fields))
         self.places.append(branch.place)
         return len(self.records) - 1
 
@@ -228,18 +204,17 @@ class Nodes:
                 continue
             # A negative index is the latest action, so that most systems need not count turns.
             turn = len(branch.nodes) - 1 if effect.turn < 0 else effect.turn
-            if isinstance(effect, Search):
-                passages = cast(Hits, reply).passages
-                calls.append(Call(SEARCH, turn, branch.round, effect.query, passages=passages))
+            if isinstance(reply, Hits):
+                query = cast(Search, effect).query
+                calls.append(Call(SEARCH, turn, branch.round, query, passages=reply.passages))
                 continue
-            request = effect.request
-            for text in cast(Sequence[str], reply):
-                # A server bills by its own counts; for other models `count` does.
-                if isinstance(text, MeteredReply):
-                    counts = text.prompt_tokens, text.completion_tokens
-                else:
-                    prompt_tokens = sum(self.count(m.content) for m in request.messages)
-                    counts = prompt_tokens, self.count(text)
-                last = request.messages[-1].content
-                calls.append(Call(request.purpose, turn, branch.round, last, str(text), *counts))
+            request = cast(CallLLM, effect).request
+            # A server bills by its own counts; for other models `count` does.
+            if isinstance(reply, MeteredReply):
+                counts = reply.prompt_tokens, reply.completion_tokens
+            else:
+                prompt_tokens = sum(self.count(m.content) for m in request.messages)
+                counts = prompt_tokens, self.count(cast(str, reply))
+            last = request.messages[-1].content
+            calls.append(Call(request.purpose, turn, branch.round, last, str(reply), *counts))
         return tuple(calls)

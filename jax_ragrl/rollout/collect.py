@@ -21,10 +21,10 @@ The three calls run concurrently, from one queue per kind of effect:
     CallLLM     with lockstep one batched call; otherwise one call per effect, each in a worker
 
 In lockstep all branches wait for each other in every round. Without it a slow reply of the language
-model delays its own branch alone. Seeds and the order of nodes, and so the forest, are equal: the
-result of a branch never depends on the other branches in the batch. But the speed of servers then
-decides which actions share a batch, and programs of other shapes round differently: a resumed run
-equals an undisturbed one up to rounding errors.
+model delays its own branch alone. The forest is the same, since the result of a branch does not
+depend on the other branches in the batch. But the speed of servers then decides which actions share
+a batch, and programs of other shapes round differently: a resumed run equals an undisturbed one up
+to rounding errors.
 
 `rollout.branches` has the other half of the story: the nodes and branches that replies lead to.
 """
@@ -58,11 +58,6 @@ from jax_ragrl.types import Hits, Message, Question
 
 # Threads that call the language model; further calls wait. Clients of servers have lower limits.
 WORKERS = 512
-
-
-def count_words(text: str) -> int:
-    """Returns the number of words of a text."""
-    return len(text.split())
 
 
 class ActionRequest(NamedTuple):
@@ -109,7 +104,7 @@ class Environment(NamedTuple):
     sampler: ActionSampler
     retriever: Retriever
     llm: FrozenLLM
-    count: Callable[[str], int] = count_words
+    count: Callable[[str], int] = lambda text: len(text.split())
     judge: FrozenLLM | None = None
     times: WaitingTimes | None = None
 
@@ -192,11 +187,7 @@ class PendingEffect(NamedTuple):
 
     waiting: WaitingBranch
     slot: int
-
-    @property
-    def effect(self) -> Effect:
-        """The effect."""
-        return self.waiting.branch.execution.effects[self.slot]
+    effect: Effect
 
 
 class Scheduler:
@@ -272,12 +263,12 @@ class Scheduler:
                 continue
             self.live[branch.question] += 1
             effects = branch.execution.effects
-            waits = [slot for slot, effect in enumerate(effects) if not isinstance(effect, Done)]
-            waiting = WaitingBranch(branch, [None] * len(effects), len(waits))
-            for slot in waits:
-                self.queues[type(effects[slot])].append(PendingEffect(waiting, slot))
-            if not waits:
+            waiting = WaitingBranch(branch, [None] * len(effects), len(effects))
+            if isinstance(effects[0], Done):
                 self.ready.append(waiting)
+                continue
+            for slot, effect in enumerate(effects):
+                self.queues[type(effect)].append(PendingEffect(waiting, slot, effect))
 
     def _take(self, kind: type) -> list[PendingEffect]:
         """Takes the effects of a kind that wait; effects of failed questions are dropped."""
@@ -310,7 +301,7 @@ class Scheduler:
             wait = False
 
     def _reply(self, batch: Sequence[PendingEffect], replies: Sequence[EffectReply]) -> None:
-        for (waiting, slot), reply in zip(batch, replies, strict=True):
+        for (waiting, slot, _), reply in zip(batch, replies, strict=True):
             waiting.replies[slot] = reply
             waiting.missing -= 1
             if not waiting.missing:
@@ -333,33 +324,31 @@ class Scheduler:
             if self.lockstep:
                 return
 
-    # --- Calls --------------------------------------------------------------------------------
+    # --- Calls: each makes the effects of a batch in one call ----------------------------------
 
     def _seed(self, pending: PendingEffect) -> int:
         branch = pending.waiting.branch
         return branch.seed(self.seed, self.nodes.questions[branch.question], pending.slot)
 
-    def _action_request(self, pending: PendingEffect) -> ActionRequest:
-        branch, effect = pending.waiting.branch, cast(Generate, pending.effect)
-        question = self.nodes.questions[branch.question]
-        return ActionRequest(
-            role=self.nodes.system.roles[effect.role],
-            messages=effect.messages,
-            branching=self.nodes.expander(effect, question.text),
-            seed=self._seed(pending),
-            history=effect.history,
-            question=question,
-            state=branch.execution.state,
-        )
-
     def _sample(self, batch: Sequence[PendingEffect]) -> Sequence[Sequence[Action]]:
-        """Samples the actions of some `Generate` in one batched call."""
-        requests = [self._action_request(p) for p in batch]
+        requests = []
+        for pending in batch:
+            branch, effect = pending.waiting.branch, cast(Generate, pending.effect)
+            question = self.nodes.questions[branch.question]
+            request = ActionRequest(
+                role=self.nodes.system.roles[effect.role],
+                messages=effect.messages,
+                branching=self.nodes.expander(effect, question.text),
+                seed=self._seed(pending),
+                history=effect.history,
+                question=question,
+                state=branch.execution.state,
+            )
+            requests.append(request)
         with self.environment.call(self.environment.sampler, DEVICE):
             return self.environment.sampler.sample(requests)
 
     def _search(self, batch: Sequence[PendingEffect]) -> Sequence[Hits | EffectError]:
-        """Makes some searches in one batched call; an `EffectError` replaces hits that failed."""
         searches, retriever = [cast(Search, p.effect) for p in batch], self.environment.retriever
         try:
             with self.environment.call(retriever, RETRIEVER):
@@ -367,23 +356,12 @@ class Scheduler:
         except EffectError as error:
             return [error] * len(searches)
 
-    def _call_llm(self, batch: Sequence[PendingEffect]) -> list[Sequence[str | EffectError]]:
-        """Makes all samples of some `CallLLM`, each with its seed, in one batched call.
-
-        An `EffectError` takes the place of a reply that failed.
-        """
-        calls = [(cast(CallLLM, p.effect), self._seed(p)) for p in batch]
-        requests = [
-            effect.request._replace(seed=seed + i)
-            for effect, seed in calls
-            for i in range(effect.samples)
-        ]
+    def _call_llm(self, batch: Sequence[PendingEffect]) -> Sequence[str | EffectError]:
+        calls = [(cast(CallLLM, pending.effect), self._seed(pending)) for pending in batch]
+        requests = [effect.request._replace(seed=seed) for effect, seed in calls]
         try:
             with self.environment.call(self.environment.llm, LLM):
-                completions = self.environment.llm.complete(requests)
-            replies: Sequence[str | EffectError] = without_thoughts(completions)
+                return without_thoughts(self.environment.llm.complete(requests))
         # An error of the whole call is the error of each of its requests.
         except EffectError as error:
-            replies = [error] * len(requests)
-        rest = iter(replies)
-        return [[next(rest) for _ in range(effect.samples)] for effect, _ in calls]
+            return [error] * len(requests)

@@ -52,23 +52,9 @@ def context_ids(
 def action_ids(tokenizer: ChatTokenizer, text: str, as_chat_turns: bool) -> tuple[int, ...]:
     """Returns the ids of an action that was not sampled, such as a forced one.
 
-    Args:
-      tokenizer: the tokenizer of the policy.
-      text: the text of the action.
-      as_chat_turns: whether the action ends as the template ends an assistant's turn. In plain text
-        the turn continues after the observation, so it has no end.
+    It ends as the template ends an assistant's turn. In plain text (without `as_chat_turns`) the
+    turn continues after the observation, so it has no end, and an action may follow an observation
+    instead of the end of a prompt.
     """
     end = tokenizer.end_ids if as_chat_turns else ()
-    return (*reply_ids(tokenizer, text, as_chat_turns), *end)
-
-
-def reply_ids(tokenizer: ChatTokenizer, text: str, as_chat_turns: bool) -> tuple[int, ...]:
-    """Returns the ids of an action without its stop token, or of the start of an action.
-
-    Args:
-      tokenizer: the tokenizer of the policy.
-      text: the text.
-      as_chat_turns: whether the action follows the end of a chat prompt.
-    """
-    # In plain text an action may follow an observation, and not the end of a prompt.
-    return tuple(tokenizer.encode_action(text, after_prompt=as_chat_turns))
+    return (*tokenizer.encode_action(text, after_prompt=as_chat_turns), *end)

@@ -21,12 +21,7 @@ from jax_ragrl.types import Question
 def own_shard(
     questions: Sequence[Question], rollouts: int = 1
 ) -> tuple[list[Question], list[list[int]]]:
-    """Returns the questions of this process, and the numbers of the copies of each.
-
-    Args:
-      questions: the batch.
-      rollouts: rollouts per question.
-    """
+    """Returns the questions of this process, and the numbers of the copies of each."""
     own = shard_questions(questions, jax.process_count(), rollouts)[jax.process_index()]
     return [questions[i] for i in own], [*own.values()]
 
@@ -36,15 +31,9 @@ def shard_questions(
 ) -> list[dict[int, list[int]]]:
     """Divides the rollouts of questions into `count` shards.
 
-    A shard has the indices of its questions, ascending, and the numbers of the copies of each.
-
-    A question that occurs several times has the same shards each time, because `collect`
+    A shard has the indices of its questions, ascending, and the numbers of the copies of each. A
+    question that occurs several times has the same shards each time, because `collect`
     distinguishes its occurrences by their order.
-
-    Args:
-      questions: the batch.
-      count: the number of shards.
-      rollouts: rollouts per question.
     """
     number = {name: k for k, name in enumerate(dict.fromkeys(q.id for q in questions))}
     shards: list[dict[int, list[int]]] = [{} for _ in range(count)]
@@ -62,10 +51,7 @@ def merge_shards(
 ) -> Forest:
     """Merges the forests of shards; node for node the forest of one `collect` over all questions.
 
-    Args:
-      questions: the whole batch.
-      forests: the forest of each process, from `own_shard`.
-      rollouts: rollouts per question.
+    `forests` has the forest of each process, from `own_shard`.
     """
     if len(forests) == 1:
         return forests[0]

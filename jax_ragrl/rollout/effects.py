@@ -56,13 +56,9 @@ class Search(NamedTuple):
 
 
 class CallLLM(NamedTuple):
-    """A call to the frozen language model; several `samples` branch the state.
-
-    `turn` is the action that pays for the call, as in `Search`.
-    """
+    """A call to the frozen language model; `turn` is the action that pays, as in `Search`."""
 
     request: LLMRequest
-    samples: int = 1
     turn: int = -1
 
 

@@ -10,6 +10,12 @@ from jax_ragrl.text.thoughts import split_thought
 from jax_ragrl.types import Sampling
 
 UNCLOSED_THOUGHT = "Unclosed Thought"  # the error of an action whose think block never ends
+TOO_LONG = "Prompt Too Long"  # the error of an action whose prompt fits no static shape
+# The faults of any system, each with a sentence; a system declares its own in the same way.
+FAULTS = {
+    TOO_LONG: "The prompt exceeds the longest static shape, so nothing was sampled.",
+    UNCLOSED_THOUGHT: "The think block never ends.",
+}
 
 
 class ParsedAction(NamedTuple):

@@ -16,8 +16,8 @@ from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import merge_shards, own_shard
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.rewards import finite_number
+from jax_ragrl.rollout.roles import TOO_LONG
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps

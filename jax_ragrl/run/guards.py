@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_ragrl.config.ranges import Bound, Count
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.pending import TOO_LONG
+from jax_ragrl.rollout.roles import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.indicators import (
     INDICATORS,

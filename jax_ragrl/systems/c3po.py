@@ -34,8 +34,7 @@ Departures from the paper and its published code
      `[ LLM ]` and `[1,]`, which are malformed here.
  10. Epochs and minibatches are not stated: `configs/c3po.py` takes eight optimizer steps per batch
      of rollouts, one per 128 of about 1,024 actions, as that trainer does.
- 11. One roadmap per planned search (`system.roadmaps`), from a prompt with one example; the code
-     has two of each.
+ 11. One roadmap per planned search, from a prompt with one example; the code has two of each.
  12. The paper's depth limit is 13, but its figure 6 shows depths up to 15, the code's limit in
      evaluation: `configs/c3po.py` has 13 in training and 15 in evaluation (`evaluation_depth`), and
      so have tables of prompted models.
@@ -75,7 +74,7 @@ from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 ROUTER, FILTER, DECISION = "router", "filter", "decision"
 NO_RETRIEVAL, RETRIEVAL, PLANNING, LLM = "No Retrieval", "Retrieval", "Planning", "LLM"
 MAX_QUERY_WORDS = 100
-ROADMAP_TEMPERATURE = 0.3  # several roadmaps have to differ
+ROADMAP_TEMPERATURE = 0.3  # the code's
 
 # From the start of a text to the first closed bracket: a search for the bracket alone would begin
 # again at each of many opening ones.
@@ -173,7 +172,6 @@ class C3PO:
       top_k: passages per search.
       max_depth: a branch below this depth is dead; each node kind of the paper counts as one.
       max_documents: with more documents than this, only `[LLM]` is offered.
-      roadmaps: roadmaps per planned search; each is a branch.
       strict: a selection out of range ends the branch (training); otherwise it is skipped.
       hint: a text for the router about the questions.
       max_tokens: the maximum number of new tokens per action.
@@ -194,7 +192,6 @@ class C3PO:
     top_k: Count = 10
     max_depth: Count = 13
     max_documents: Count = 10
-    roadmaps: Count = 1
     strict: bool = True
     hint: str = ""
     max_tokens: Count = 2048
@@ -228,7 +225,7 @@ class C3PO:
             depth = yield from self._descend(depth)
             prompt = self._messages("roadmap", question, ())
             sampling = Sampling(ROADMAP_TEMPERATURE, 1.0, self.reply_tokens)
-            roadmap = yield CallLLM(LLMRequest("roadmap", prompt, sampling), self.roadmaps)
+            roadmap = yield CallLLM(LLMRequest("roadmap", prompt, sampling))
             depth = yield from self._descend(depth)
         while route.action != NO_RETRIEVAL:
             # 2. Each planned search is a decision, whose thought the filter reads.
@@ -407,8 +404,8 @@ def recipe(settings: Settings) -> Recipe:
         ignore_unanswered=tree.dead_leaf == "ignore",
         multiplicity=tree.weigh_duplicates,
     )
-    # In evaluation a selection out of range is skipped, and one roadmap makes one rollout.
-    inference = dataclasses.replace(settings.system, strict=False, roadmaps=1, max_depth=depth)
+    # In evaluation a selection out of range is skipped.
+    inference = dataclasses.replace(settings.system, strict=False, max_depth=depth)
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=cover_match_tokens),

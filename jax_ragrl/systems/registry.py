@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.roles import FAULTS
+from jax_ragrl.systems import baselines
 
 # The modules of this package that have a short name, with the names of their papers. They are
 # imported on demand, so that one broken system does not stop the others.
@@ -56,9 +58,6 @@ def known_faults(system: str = "") -> dict[str, str]:
       system: a system besides those of the package, as for `system_module`; one that cannot be
         imported here is left out.
     """
-    from jax_ragrl.rollout.pending import FAULTS
-    from jax_ragrl.systems import baselines
-
     found = dict(FAULTS)
     names = [m.name for m in pkgutil.iter_modules(baselines.__path__, f"{baselines.__name__}.")]
     with contextlib.suppress(UserError):

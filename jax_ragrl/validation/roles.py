@@ -14,8 +14,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.kinds import NoLLMConfig, WorldReaderConfig
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.roles import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.models import load_llm, load_policies, mesh_for

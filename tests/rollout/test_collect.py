@@ -13,7 +13,7 @@ from jax_ragrl.rollout.branches import Branch
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, Record, sibling_groups
+from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, Record
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import (
     ANN,
@@ -307,8 +307,7 @@ def test_a_failed_question_makes_no_further_calls():
     assert sorted(tape.log) == [("roadmap",), ("router",), ("search", "Bob", 2)]
 
 
-@pytest.mark.parametrize("samples", [1, 2])
-def test_a_failed_reply_excludes_only_its_question(samples):
+def test_a_failed_reply_excludes_only_its_question():
     calls = []
 
     def reply(request):
@@ -320,19 +319,17 @@ def test_a_failed_reply_excludes_only_its_question(samples):
         lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER,
         replies={"roadmap": reply},
     )
-    forest = play(tape, ANN, BOB, roadmaps=samples)
+    forest = play(tape, ANN, BOB)
     assert forest.failed_questions == (1,) and set(forest.question_N.tolist()) == {0}
 
 
 @pytest.mark.parametrize("route", ["[No Retrieval]", "[Planning]"])
 def test_a_raising_language_model_excludes_all_of_its_questions(route):
-    """The questions request an answer, or two roadmaps each."""
-
     class Down(Tape):
         def complete(self, requests):
             raise EffectError("down")
 
-    forest = play(Down(lambda role, prompt, rng: route), ANN, BOB, roadmaps=2)
+    forest = play(Down(lambda role, prompt, rng: route), ANN, BOB)
     assert (
         forest.failed_questions == (0, 1)
         and len(forest.records) == 0
@@ -407,32 +404,6 @@ def test_different_siblings_are_separate_branches():
     assert [r.role for r in forest.records] == ["router", "router", "leaf", "filter", "leaf"]
     assert forest.parent_N.tolist() == [NO_PARENT, NO_PARENT, 0, 1, 3]
     assert forest.multiplicity_N.tolist() == [1, 1, 1, 2, 1]
-
-
-def test_equal_roadmaps_are_one_branch_different_ones_two():
-    def rollout(reply):
-        texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
-        return play(Tape(texts, replies={"roadmap": reply}), roadmaps=2)
-
-    assert sum(rollout("same").leaf_N) == 1
-    assert sum(rollout(lambda request: str(request.seed)).leaf_N) == 2
-
-
-def test_different_roadmaps_have_separate_seeds_and_groups():
-    """The seeds after the first roadmap do not depend on the text of the second one."""
-    texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
-    same, apart = (Tape(texts, replies={"roadmap": x}) for x in ("one", lambda r: str(r.seed)))
-    play(same, roadmaps=2)
-    forest = play(apart, roadmaps=2)
-    assert len(set(apart.seeds)) == 3 and same.seeds == apart.seeds[:2]
-    assert [len(nodes) for nodes in sibling_groups(forest)] == [1, 1, 1]
-
-
-def test_each_branch_counts_every_language_model_sample():
-    texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
-    forest = play(Tape(texts, replies={"roadmap": lambda r: str(r.seed)}), roadmaps=2)
-    leaves = [r for r in forest.records if r.role == "leaf"]
-    assert [[c.purpose for c in r.calls].count("roadmap") for r in leaves] == [2, 2]
 
 
 def test_only_actions_that_were_not_sampled_are_forced():

@@ -76,12 +76,6 @@ def test_the_papers_tree_never_has_more_than_seven_leaves():
     assert min(leaves) >= 3 and max(leaves) <= 7
 
 
-def test_two_roadmaps_give_eleven_leaves():
-    tape = Tape(distinct, replies={"roadmap": lambda request: str(request.seed)})
-    forest = play(tape, QUESTIONS[0], expander=PAPER, roadmaps=2)
-    assert int(forest.leaf_N.sum()) == 11
-
-
 def test_a_sampled_router_and_width_one_give_a_single_chain():
     """The paper's ablation without trees (section 6.4): each action has the reward of one leaf."""
     tree = TreeShape(width=1, router_forcing="sampled").expander()

@@ -10,9 +10,8 @@ import pytest
 from jax_ragrl.rollout.collect import ActionRequest, collect
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree
-from jax_ragrl.rollout.pending import TOO_LONG
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.roles import TOO_LONG, ParsedAction, Role
 from jax_ragrl.rollout.system import Steps
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.sampler import Shapes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.pending import TOO_LONG
+from jax_ragrl.rollout.roles import TOO_LONG
 from jax_ragrl.run.guards import Guard, RunMonitor, is_comparable
 
 BOUNDS = (("kl/mean", -1.0, 0.5), ("entropy", 0.01, 9.0))

@@ -71,11 +71,11 @@ def test_planning_need_not_be_forced():
     assert actions == (ForcedAction("[No Retrieval]"), search)
 
 
-def test_evaluation_skips_faults_and_uses_one_roadmap():
-    system = C3PO(roadmaps=2, max_depth=9)
+def test_evaluation_skips_faults():
+    system = C3PO(max_depth=9)
     c3po_recipe = recipe(Settings(system=system))
     assert c3po_recipe.system == system
-    acting = dataclasses.replace(system, strict=False, roadmaps=1)
+    acting = dataclasses.replace(system, strict=False)
     assert c3po_recipe.evaluation_system == acting
     deeper = recipe(Settings(system=system, evaluation_depth=15))
     assert deeper.evaluation_system == dataclasses.replace(acting, max_depth=15)
@@ -83,13 +83,13 @@ def test_evaluation_skips_faults_and_uses_one_roadmap():
 
 
 def test_roadmaps_are_sampled_and_answers_are_greedy():
-    system = C3PO(style="c3po_tiny", roadmaps=2)
+    system = C3PO(style="c3po_tiny")
     plan, answer = (
         Execution(system, ANN).advance(parse_router(route)).effects[0]
         for route in ("[Planning]", "[No Retrieval]")
     )
-    assert (plan.request.sampling.temperature, plan.samples) == (0.3, 2)
-    assert (answer.request.sampling.temperature, answer.samples) == (0.0, 1)
+    assert plan.request.sampling.temperature == 0.3
+    assert answer.request.sampling.temperature == 0.0
     longer = dataclasses.replace(system, reply_tokens=2048)
     (plan,) = Execution(longer, ANN).advance(parse_router("[Planning]")).effects
     assert plan.request.sampling.max_tokens == 2048

@@ -11,8 +11,7 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import SYSTEMS
-from jax_ragrl.rollout.pending import TOO_LONG
-from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT
+from jax_ragrl.rollout.roles import TOO_LONG, UNCLOSED_THOUGHT
 from jax_ragrl.rollout.tree import LIMITS
 from jax_ragrl.run.load import load_recipe
 from jax_ragrl.systems.base import Recipe
