@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jax_ragrl.config.ranges import NotNegative
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.tree import SEARCH, Action, Call, Forest, Record
+from jax_ragrl.rollout.tree import SEARCH, Call, Forest
 
 SIZES = ("calls", "prompt_tokens", "completion_tokens")
 
@@ -60,29 +60,21 @@ def costs_of(forest: Forest, prices: Prices = FREE) -> list[dict[str, float]]:
       dollars                         if there are prices: of searches and the language model
 
     All costs of a failed question are nan.
-
-    Args:
-      forest: the rollouts.
-      prices: prices of searches and of the frozen language model's tokens.
     """
     costs = []
     for i, leaf in enumerate(forest.leaves()):
-        actions = [forest.records[n].action for n in forest.nodes_of(i)]
-        cost = _cost(leaf, [action for action in actions if action is not None])
+        actions = [a for n in forest.nodes_of(i) if (a := forest.records[n].action) is not None]
+        # A context holds the whole prompt, so the longest pair is the peak, not the sum.
+        contexts = [len(action.prompt_ids) + len(action.ids) for action in actions]
+        counts = _call_costs(leaf.calls if leaf else ()) | {
+            "policy_calls": len(actions),
+            "policy_tokens": sum(len(action.ids) for action in actions),
+            "peak_context": max(contexts, default=0),
+            "rounds": leaf.round if leaf else 0,
+        }
+        cost = {name: float(x) if leaf else float("nan") for name, x in counts.items()}
         costs.append(cost | prices.dollars(cost))
     return costs
-
-
-def _cost(leaf: Record | None, actions: Sequence[Action]) -> dict[str, float]:
-    # A context holds the whole prompt, so the longest pair is the peak, not the sum.
-    contexts = [len(action.prompt_ids) + len(action.ids) for action in actions]
-    cost = _call_costs(leaf.calls if leaf else ()) | {
-        "policy_calls": len(actions),
-        "policy_tokens": sum(len(action.ids) for action in actions),
-        "peak_context": max(contexts, default=0),
-        "rounds": leaf.round if leaf else 0,
-    }
-    return {name: float(x) if leaf else float("nan") for name, x in cost.items()}
 
 
 def _call_costs(calls: Sequence[Call]) -> dict[str, int]:
@@ -102,10 +94,6 @@ def step_costs(forest: Forest, prices: Prices = FREE) -> dict[str, float]:
 
     A call that several leaves share counts once. The sum leaves out failed questions, branches that
     were not followed, and the judge. Costs of 0 are left out.
-
-    Args:
-      forest: the rollouts.
-      prices: adds `dollars`, unless all of them are 0.
     """
     # Leaves below the same call hold the same object, so its identity distinguishes calls.
     calls = {id(call): call for record in forest.records for call in record.calls}
@@ -120,9 +108,12 @@ def role_costs(forests: Sequence[Forest]) -> dict[str, dict[str, dict[str, float
     under `llm`. The forests must be unbranched; failed questions are left out.
     """
     sums: dict[tuple[str, str], np.ndarray] = collections.defaultdict(lambda: np.zeros(len(SIZES)))
-    for forest in forests:
-        for kind, role, prompt_tokens, completion_tokens in _uses(forest):
-            sums[kind, role] += (1, prompt_tokens, completion_tokens)
+    for record in (record for forest in forests for record in forest.records):
+        if (action := record.action) is not None:
+            sums["policy", record.role] += (1, len(action.prompt_ids), len(action.ids))
+        for call in record.calls:
+            if call.purpose != SEARCH:
+                sums["llm", call.purpose] += (1, call.prompt_tokens, call.completion_tokens)
     # Each question that did not fail has one leaf, since the forests are unbranched.
     num_questions = sum(int(forest.leaf_N.sum()) for forest in forests)
     means: dict[str, dict[str, dict[str, float]]] = {"policy": {}, "llm": {}}
@@ -130,13 +121,3 @@ def role_costs(forests: Sequence[Forest]) -> dict[str, dict[str, dict[str, float
         mean = (total / num_questions).round(3).tolist()
         means[kind][role] = dict(zip(SIZES, mean, strict=True))
     return means
-
-
-def _uses(forest: Forest) -> Iterator[tuple[str, str, int, int]]:
-    """Yields (kind, role, prompt tokens, completion tokens) of every action and every LLM call."""
-    for record in forest.records:
-        if record.action is not None:
-            yield "policy", record.role, len(record.action.prompt_ids), len(record.action.ids)
-        for call in record.calls:
-            if call.purpose != SEARCH:
-                yield "llm", call.purpose, call.prompt_tokens, call.completion_tokens

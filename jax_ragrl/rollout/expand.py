@@ -69,7 +69,7 @@ class Tree:
 
     def __call__(self, effect: Generate, question: str) -> Branching:
         if templates := self.forced_actions.get(effect.role, ()):
-            # Each text is texts in once: a `$question` inside the question stays as it is.
+            # Filled in once, so that a `$question` inside the question stays as it is.
             texts = (f._replace(text=f.text.replace("$question", question)) for f in templates)
             return Branching(self.free_samples, tuple(texts))
         return Branching(self.width if effect.depth <= self.branching_depth else 1)

@@ -71,7 +71,11 @@ class LLMActionSampler:
         sampling = role.sampling
         if self._temperature is not None:
             sampling = sampling._replace(temperature=self._temperature)
-        messages = with_examples((*before, last), self._examples.get(role.name, ()))
+        messages = (*before, last)
+        # Worked examples come before the conversation, but after its system message.
+        start = 1 if messages[0].role == "system" else 0
+        examples = self._examples.get(role.name, ())
+        messages = (*messages[:start], *examples, *messages[start:])
         return LLMRequest(role.name, messages, sampling, seed)
 
     def _action(self, request: ActionRequest, reply: str | EffectError) -> Action:
@@ -84,12 +88,6 @@ class LLMActionSampler:
         ends = [text.find(stop) + len(stop) for stop in role.stop_strings if stop in text]
         text = text[: min(ends, default=None)]
         return Action(prompt, action_ids(self._tokenizer, text, role.as_chat_turns), text)
-
-
-def with_examples(messages: Sequence[Message], examples: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns a conversation with worked examples before it, but after its system message."""
-    start = 1 if messages and messages[0].role == "system" else 0
-    return (*messages[:start], *examples, *messages[start:])
 
 
 def conversation(tokenizer: ChatTokenizer, request: ActionRequest) -> tuple[Message, ...]:

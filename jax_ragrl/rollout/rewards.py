@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import Forest, Record
 from jax_ragrl.types import Question
 
 # From an answer and the gold answers to a score from 0 to 1.
@@ -17,12 +17,7 @@ AnswerMetric = Callable[[str, Sequence[str]], float]
 
 
 def finite_number(value: Any, function: Callable[..., Any], question: Question) -> float:
-    """Returns the value of a reward or metric as a float.
-
-    Args:
-      value: the value.
-      function: the reward or metric that returned it, for the error message.
-      question: the question to which it belongs, for the error message.
+    """Returns the value that a reward or metric returned for a question as a float.
 
     Raises:
       UserError: the value is no number, or not a finite float32.
@@ -50,11 +45,7 @@ def finite_number(value: Any, function: Callable[..., Any], question: Question) 
 
 
 def rewards_of(reward: Callable[[Forest], np.ndarray], forest: Forest) -> np.ndarray:
-    """Returns the reward of each node, float32 `[N]`.
-
-    Args:
-      reward: the reward of a recipe.
-      forest: the rollouts.
+    """Returns the reward of each node by the reward of a recipe, float32 `[N]`.
 
     Raises:
       UserError: there is not one finite number per node.
@@ -75,13 +66,7 @@ def leaf_rewards(reward: Callable[[Question, str], float], forest: Forest) -> np
 
     A leaf without an answer has 0 as well.
     """
-    reward_N = np.zeros(len(forest.records), np.float32)
-    for leaf in np.flatnonzero(forest.leaf_N & ~forest.unanswered_N).tolist():
-        record = forest.records[leaf]
-        assert record.answer is not None, "unanswered_N excludes leaves without an answer"
-        question = forest.questions[record.question]
-        reward_N[leaf] = finite_number(reward(question, record.answer), reward, question)
-    return reward_N
+    return _of_answers(forest, reward, lambda question, leaf: reward(question, leaf.answer or ""))
 
 
 def answer_rewards(forest: Forest, metric: AnswerMetric) -> np.ndarray:
@@ -90,13 +75,21 @@ def answer_rewards(forest: Forest, metric: AnswerMetric) -> np.ndarray:
     `metric` compares the answer with the gold answers. If a judge graded the answer, the verdict of
     the judge replaces the metric.
     """
+
+    def score(question: Question, leaf: Record) -> float:
+        if leaf.verdict is not None:
+            return leaf.verdict
+        return metric(leaf.answer or "", question.answers)
+
+    return _of_answers(forest, metric, score)
+
+
+def _of_answers(
+    forest: Forest, function: Callable[..., Any], score: Callable[[Question, Record], float]
+) -> np.ndarray:
+    """Returns the scores of answers; `function` is named in the error of a wrong one."""
     reward_N = np.zeros(len(forest.records), np.float32)
     for leaf in np.flatnonzero(forest.leaf_N & ~forest.unanswered_N).tolist():
-        record = forest.records[leaf]
-        assert record.answer is not None, "unanswered_N excludes leaves without an answer"
-        # The judge has compared the answer with the gold answers already.
-        question, score = forest.questions[record.question], record.verdict
-        if score is None:
-            score = finite_number(metric(record.answer, question.answers), metric, question)
-        reward_N[leaf] = score
+        question = forest.questions[forest.records[leaf].question]
+        reward_N[leaf] = finite_number(score(question, forest.records[leaf]), function, question)
     return reward_N

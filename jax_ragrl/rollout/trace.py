@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Forest, Record
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Call, Forest, Record
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 
@@ -31,9 +31,9 @@ def trees(
       tokenizer: if given, each action has its prompt, and its tokens with their log-probabilities.
 
     Returns:
-      One `{"question", "answers", "hops", "nodes"}` per question. A node has `id` and `parent`
-      (node numbers of the forest; null at a root) and the fields of `_node`. A leaf also has the
-      `calls` to the environment on the path to it, pairs of a purpose and a result.
+      One `{"question", "answers", "hops", "nodes"}` per question. `id` and `parent` of a node are
+      node numbers of the forest (null above a root). A leaf also has the `calls` to the environment
+      on the path to it, pairs of a purpose and a result.
     """
     credit_N = np.asarray(credit_N, np.float64)
     # A wrong shape would silently show the credit of other nodes.
@@ -42,73 +42,53 @@ def trees(
             f"credit {credit_N.shape} must have one number per node {forest.parent_N.shape}"
         )
     numbers = [i for i in range(len(forest.questions)) if i not in forest.failed_questions]
-    return [_tree(forest, question, credit_N, choosers, tokenizer) for question in numbers[:limit]]
-
-
-def _tree(
-    forest: Forest,
-    number: int,
-    credit_N: np.ndarray,
-    choosers: Collection[str],
-    tokenizer: ChatTokenizer | None,
-) -> dict[str, Any]:
-    question = forest.questions[number]
     some_choose = any(record.role in choosers for record in forest.records)
-    nodes = []
-    for n in forest.nodes_of(number).tolist():
-        record = forest.records[n]
-        node = {"id": n, "parent": None if record.parent == NO_PARENT else record.parent}
-        node |= _node(record, _finite(credit_N[n]))
-        # Actions may have rewards too, but the report shows only the leaves' own.
-        node["reward"] = _finite(forest.reward_N[n]) if record.role == LEAF else None
-        node["passages"] = []
-        if record.role in choosers:
-            # The documents of the state after the action include the chosen candidates.
-            kept = set(record.state.documents)
-            node["passages"] = [
-                {"title": p.title, "text": p.text, "kept": p in kept}
-                for p in record.state.candidates
-            ]
-        elif not some_choose:
-            node["passages"] = [{"title": p.title, "text": p.text} for p in record.passages]
-        if record.calls:
-            node["calls"] = [[call.purpose, _result(call)] for call in record.calls]
-        if tokenizer is not None and record.action is not None:
-            node |= _tokens(record.action, tokenizer)
-        nodes.append(node)
-    return {
-        "question": question.text,
-        "answers": list(question.answers),
-        "hops": question.hops,
-        "nodes": nodes,
-    }
-
-
-def _node(record: Record, credit: float | None) -> dict[str, Any]:
-    """The fields of a record. `why` is the error of an action, or the finish reason of a leaf."""
-    action = record.action
-    return {
-        "role": record.role,
-        "depth": record.depth,
-        "text": _text(record),
-        "prompt": "",
-        "forced": record.is_forced,
-        "multiplicity": record.multiplicity,
-        "credit": credit,
-        "answer": record.answer,
-        "why": record.finish_reason or (action.error if action else ""),
-    }
-
-
-def _tokens(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
-    """The prompt as text, and pairs of a token and its log-probability (null if not sampled)."""
-    # A forced action has no log-probabilities, but its tokens are shown all the same.
-    logps = action.logps or [None] * len(action.ids)
-    tokens = [
-        [tokenizer.decode([i]), None if p is None else _finite(p)]
-        for i, p in zip(action.ids, logps, strict=True)
-    ]
-    return {"prompt": tokenizer.decode(action.prompt_ids), "tokens": tokens}
+    result = []
+    for number in numbers[:limit]:
+        question, nodes = forest.questions[number], []
+        for n in forest.nodes_of(number).tolist():
+            record = forest.records[n]
+            action = record.action
+            node = {
+                "id": n,
+                "parent": None if record.parent == NO_PARENT else record.parent,
+                "role": record.role,
+                "depth": record.depth,
+                "text": _text(record),
+                "prompt": "",
+                "forced": record.is_forced,
+                "multiplicity": record.multiplicity,
+                "credit": _finite(credit_N[n]),
+                "answer": record.answer,
+                # The error of an action, or the finish reason of a leaf.
+                "why": record.finish_reason or (action.error if action else ""),
+                # Actions may have rewards too, but the report shows only the leaves' own.
+                "reward": _finite(forest.reward_N[n]) if record.role == LEAF else None,
+                "passages": [],
+            }
+            if record.role in choosers:
+                # The documents of the state after the action include the chosen candidates.
+                kept = set(record.state.documents)
+                node["passages"] = [
+                    {"title": p.title, "text": p.text, "kept": p in kept}
+                    for p in record.state.candidates
+                ]
+            elif not some_choose:
+                node["passages"] = [{"title": p.title, "text": p.text} for p in record.passages]
+            if record.calls:
+                node["calls"] = [[call.purpose, _result(call)] for call in record.calls]
+            if tokenizer is not None and action is not None:
+                node["prompt"] = tokenizer.decode(action.prompt_ids)
+                # A forced action has no log-probabilities, but its tokens are shown all the same.
+                logps = action.logps or [None] * len(action.ids)
+                node["tokens"] = [
+                    [tokenizer.decode([i]), None if p is None else _finite(p)]
+                    for i, p in zip(action.ids, logps, strict=True)
+                ]
+            nodes.append(node)
+        about = {"question": question.text, "answers": [*question.answers], "hops": question.hops}
+        result.append({**about, "nodes": nodes})
+    return result
 
 
 def transcript(forest: Forest, question: int) -> str:

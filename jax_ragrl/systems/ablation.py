@@ -6,10 +6,9 @@ policy. With `grammar` set to `strict`, an action has to match the regular expre
 (`Role.action_regex`), in sampling and in scoring; with `loose`, any text can be written, and a
 malformed one is punished or corrected as in the paper.
 
-Every credit includes the immediate rewards of actions: penalties, costs and role rewards. `shared`,
-`roles` and `earned` give each action its own immediate reward. `reachable_leaves`, `child_mean` and
-`siblings` add the rewards of later actions on the way to a leaf. `rollouts` adds all rewards of the
-rollout.
+Every credit includes the immediate rewards of actions (penalties, costs, role rewards). `shared`,
+`roles` and `earned` give each action its own; `reachable_leaves`, `child_mean` and `siblings` add
+those of later actions on the way to a leaf; `rollouts` adds all rewards of the rollout.
 
 C-3PO with GRPO among the actions of a decision, for example:
     --config.credit=siblings --config.objective.critic=none \
@@ -96,11 +95,9 @@ def with_own_policies(recipe: Recipe, names: Collection[str]) -> Recipe:
 
 def with_thinking(recipe: Recipe) -> Recipe:
     """Returns the recipe with roles that think, but those that may write certain tokens only."""
-    return with_roles(recipe, _thinking)
-
-
-def _thinking(role: Role) -> Role:
-    return dataclasses.replace(role, thinking=not role.allowed_token_regex)
+    return with_roles(
+        recipe, lambda role: dataclasses.replace(role, thinking=not role.allowed_token_regex)
+    )
 
 
 def with_grammar(recipe: Recipe, grammar: str) -> Recipe:
@@ -115,24 +112,17 @@ def with_grammar(recipe: Recipe, grammar: str) -> Recipe:
         return recipe
     for system in filter(None, (recipe.system, recipe.inference)):
         for role in system.roles.values():
-            _check_strict(role)
-    return with_roles(recipe, _strict)
-
-
-def _strict(role: Role) -> Role:
-    return dataclasses.replace(role, strict=True)
-
-
-def _check_strict(role: Role) -> None:
-    if not role.action_regex:
-        raise UserError(
-            f"config.grammar is 'strict', but role {role.name} of this system has no "
-            "regular expression: give its Role an action_regex, or use 'loose'"
-        )
-    # The mask would keep the role from writing a block, or from closing one that its prompt opens.
-    if role.thinking and not role.reads_thoughts:
-        raise UserError(
-            f"config.grammar is 'strict' and config.thinking 'on', but the grammar of role "
-            f"{role.name} has no think tags, so that it could not think: use grammar 'loose', or "
-            "thinking 'off'"
-        )
+            if not role.action_regex:
+                raise UserError(
+                    f"config.grammar is 'strict', but role {role.name} of this system has no "
+                    "regular expression: give its Role an action_regex, or use 'loose'"
+                )
+            # The mask would keep the role from writing a block, or from closing one that its
+            # prompt opens.
+            if role.thinking and not role.reads_thoughts:
+                raise UserError(
+                    f"config.grammar is 'strict' and config.thinking 'on', but the grammar of role "
+                    f"{role.name} has no think tags, so that it could not think: use grammar "
+                    "'loose', or thinking 'off'"
+                )
+    return with_roles(recipe, lambda role: dataclasses.replace(role, strict=True))

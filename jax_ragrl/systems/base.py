@@ -50,10 +50,8 @@ class WrappedSystem:
 def with_actions(steps: Steps, write: Callable[[Generate], ParsedAction | None]) -> Steps:
     """Yields the effects of a system except the actions that are written in place of a policy.
 
-    Args:
-      steps: the effects.
-      write: returns the action, or None to leave it to the policy. Of concurrent actions it writes
-        all or none.
+    `write` returns the action, or None to leave it to the policy. Of concurrent actions it writes
+    all or none.
     """
     value = next(steps)
     while True:
@@ -88,26 +86,13 @@ def records_from_root(forest: Forest, node: int) -> list[Record]:
     return [forest.records[n] for n in path_from_root(forest, node)]
 
 
-def single_chain_for(roles: frozenset[str]) -> Expander:
-    """Returns the expander that samples one action per state, for any `roles` in training."""
-    del roles
-    return single_chain
-
-
 def masked_credit(
     credit: Credit,
     trainable: Callable[[Forest], np.ndarray],
     forest: Forest,
     reward_N: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Applies a credit rule, with weight 0 at the nodes that are not to be trained.
-
-    Args:
-      credit: the rule.
-      trainable: see `Recipe.trainable`.
-      forest: the rollouts.
-      reward_N: float32, the rewards of leaves and actions.
-    """
+    """Applies a credit rule, with weight 0 at the nodes that are not `Recipe.trainable`."""
     credit_N, weight_N = credit(forest, reward_N)
     return credit_N, np.where(trainable(forest), weight_N, np.float32(0))
 
@@ -142,14 +127,14 @@ class Recipe:
       reward_terms: the summands of a leaf's reward by name, each `[N]`, for the metrics of a run.
         None if the reward is not a sum.
       fixed_strategies: for a system that selects a strategy per question, the systems that take
-        one strategy for every question, by the name of the strategy. They are baselines: a policy
-        that only learns to take the best of them has not learned when to take it.
+        one strategy for every question, by the name of the strategy: the baselines of a policy
+        that learns when to take it.
       expander: from the roles in training to the expander, which selects the actions that are tried
         in a state.
       rollouts: the number of independent rollouts per question.
       inference: the system for evaluation, if it differs from `system`.
-      metric: the headline metric of the evaluation, a key of `text.metrics.METRICS`; the module
-        of a system may add its own entry there.
+      metric: the headline metric of the evaluation, a key of `text.metrics.METRICS`; a system may
+        add its own.
       accepts_judge: whether the verdict of a judge may replace the metric in `reward`.
       trainable: from a forest to the nodes that may be trained, bool `[N]`, whatever the credit;
         None: all.
@@ -164,7 +149,7 @@ class Recipe:
     reward: Callable[[Forest], np.ndarray]
     credit: Credit | None = None
     compare: GroupCredit | None = None
-    expander: Callable[[frozenset[str]], Expander] = single_chain_for
+    expander: Callable[[frozenset[str]], Expander] = lambda roles: single_chain
     rollouts: int = 1
     inference: System | None = None
     metric: str = "f1"

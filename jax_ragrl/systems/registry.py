@@ -52,11 +52,8 @@ def system_module(name: str) -> Any:
 def known_faults(system: str = "") -> dict[str, str]:
     """Returns the kinds of malformed actions and early ends, each with a sentence, by the alphabet.
 
-    A system declares its own as a class attribute `FAULTS`.
-
-    Args:
-      system: a system besides those of the package, as for `system_module`; one that cannot be
-        imported here is left out.
+    A class of a system declares its own as `FAULTS`. `system` is one besides those of the package;
+    one that cannot be imported here is left out.
     """
     found = dict(FAULTS)
     names = [m.name for m in pkgutil.iter_modules(baselines.__path__, f"{baselines.__name__}.")]
@@ -68,10 +65,5 @@ def known_faults(system: str = "") -> dict[str, str]:
 
 
 def explain(kind: str, faults: Mapping[str, str]) -> str:
-    """Returns the sentence of a kind such as `No Plan` or `answered, Out Of Turns`; may be empty.
-
-    Args:
-      kind: an error of an action, or a finish reason.
-      faults: see `known_faults`.
-    """
+    """Returns the sentence of an error or finish reason, such as `No Plan`; may be empty."""
     return faults.get(kind.removeprefix("answered, "), "")

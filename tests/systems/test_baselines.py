@@ -21,7 +21,7 @@ from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug, passage_weights, weighted_vote
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
-from jax_ragrl.systems.baselines.script import ScriptedSystem, ask
+from jax_ragrl.systems.baselines.script import ScriptedSystem
 from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
@@ -79,7 +79,7 @@ class NotedScript(ScriptedSystem):
     """A script with a fault and a strategy choice between two replies."""
 
     def steps(self, question) -> Steps:
-        first = yield ask("baselines_tiny", "answer_direct", question=question.text)
+        first = yield self.ask("answer_direct", question)
         yield Fault(f"not {first}")
         yield StrategyChoice("single")
         hits = yield Search("q", self.top_k)
@@ -87,7 +87,7 @@ class NotedScript(ScriptedSystem):
 
 
 def test_faults_and_choices_of_scripts_are_counted():
-    result = evaluate(NotedScript(top_k=2), [ANN, BOB], tape_of({}).environment())
+    result = evaluate(NotedScript("baselines_tiny", 2), [ANN, BOB], tape_of({}).environment())
     assert result.invalid_actions == {"not Ulm": 2} and result.strategies == {"single": 2}
     plain = evaluate(IterRetGen("baselines_tiny", 2), [ANN], tape_of({}).environment())
     assert plain.invalid_actions == {} and plain.strategies == {}

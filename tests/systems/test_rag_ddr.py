@@ -79,7 +79,7 @@ def test_only_trained_actions_are_in_a_pair(monkeypatch):
 
 
 def test_a_single_sample_is_rejected():
-    with pytest.raises(UserError, match="group_size is 1.*pair"):
+    with pytest.raises(UserError, match="group_size 1.*use 2 or more"):
         Settings(SYSTEM, group_size=1)
 
 

@@ -22,10 +22,10 @@ from jax_ragrl.rollout.system import Steps, StrategyChoice
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.systems.baselines.iterative import IRCoT
-from jax_ragrl.systems.baselines.script import ScriptedSystem, finish
+from jax_ragrl.systems.baselines.script import ScriptedSystem, letter_role
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.text.prompts import user_turn
-from jax_ragrl.types import Message, Question, Sampling
+from jax_ragrl.types import Message, Question
 
 CLASSIFIER = "classifier"
 NONE, SINGLE, MULTI = "A", "B", "C"
@@ -43,22 +43,14 @@ def parse_class(text: str) -> ParsedAction:
 class AdaptiveRAG(ScriptedSystem):
     """Classifies the question, then answers directly, from one search, or by IRCoT."""
 
-    FAULTS = {
-        "Invalid Class": "The prompt does not offer this class of questions.",
-    }
+    FAULTS = {"Invalid Class": "The prompt does not offer this class of questions."}
 
     ircot: IRCoT = IRCoT()
 
     @property
     def roles(self) -> Mapping[str, Role]:
         """The classifier; greedy."""
-        # One greedy token: the mask leaves only the three letters.
-        sampling = Sampling(0.0, 1.0, 1)
-        letters = "[ABC]"
-        role = Role(
-            CLASSIFIER, parse_class, sampling, allowed_token_regex=letters, action_regex=letters
-        )
-        return {CLASSIFIER: role}
+        return {CLASSIFIER: letter_role(CLASSIFIER, parse_class, "[ABC]")}
 
     def steps(self, question: Question) -> Steps:
         """Yields the classification, then the effects of the strategy."""
@@ -70,7 +62,7 @@ class AdaptiveRAG(ScriptedSystem):
             ircot = dataclasses.replace(self.ircot, style=self.style, top_k=self.top_k)
             yield from ircot.steps(question)
         hits = (yield Search(question.text, self.top_k)) if letter == SINGLE else None
-        yield from finish(self.style, question, hits.passages if hits else ())
+        yield from self.finish(question, hits.passages if hits else ())
 
 
 def classify_prompt(style: str, question: Question) -> tuple[Message, ...]:
@@ -109,10 +101,7 @@ def classifier_examples(
 ) -> list[tuple[str, ChatExample]]:
     """Returns one supervised example per question for the classifier, with the question's id.
 
-    Args:
-      style: the prompt style.
-      forest: as for `cheapest_classes`.
-      reward_N: as for `cheapest_classes`.
+    `forest` and `reward_N` are as for `cheapest_classes`.
     """
     classes = cheapest_classes(forest, reward_N)
     labels = [(forest.questions[i], letter) for i, letter in classes.items()]

@@ -18,21 +18,18 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from jax_ragrl.rollout.effects import Done, Search
+from jax_ragrl.rollout.effects import CallLLM, Done, Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Steps
 from jax_ragrl.systems.baselines.script import (
+    GREEDY,
     ScriptedSystem,
-    ask,
-    ask_messages,
     clean_query,
-    finish,
     report_fault,
     unique_passages,
-    user_message,
 )
 from jax_ragrl.text.prompts import format_passages, user_turn
-from jax_ragrl.types import Message, Passage, Question
+from jax_ragrl.types import LLMRequest, Message, Passage, Question
 
 SEARCH, FINISH = "Search", "Finish"
 BEGIN, END = "<|begin_search_query|>", "<|end_search_query|>"
@@ -127,8 +124,7 @@ class PromptedAgent(ScriptedSystem):
         """Returns the user turn after a search for `query`: here the passages themselves."""
         del question, query, reasoning
         yield from ()  # makes this method a generator, as its overrides are
-        text = format_passages(self.style, documents)
-        return user_message(self.style, "agent_found", documents=text)
+        return self.message("agent_found", documents=format_passages(self.style, documents))
 
     def steps(self, question: Question) -> Steps:
         """Alternates turns of the model with searches."""
@@ -138,7 +134,8 @@ class PromptedAgent(ScriptedSystem):
         documents: tuple[Passage, ...] = ()
         for _ in range(self.turns):
             # 1. One turn of the model; without an action its full text stays in the conversation.
-            text = yield ask_messages(self.prompt, [*opening, *conversation])
+            request = LLMRequest(self.prompt, (*opening, *conversation), GREEDY)
+            text = yield CallLLM(request)
             action = yield from report_fault(self.parse(text))
             # `Done` ends the script: the rollout never resumes it.
             if action.action == FINISH:
@@ -146,11 +143,11 @@ class PromptedAgent(ScriptedSystem):
             conversation.append(Message("assistant", action.thought or text))
             # 2. The user turn after it: a reminder, or the result of the search.
             if not action.valid:
-                reply = user_message(self.style, f"{self.prompt}_again")
+                reply = self.message(f"{self.prompt}_again")
             elif (query := action.args[0]) in queries:
-                reply = user_message(self.style, "agent_repeated", query=query)
+                reply = self.message("agent_repeated", query=query)
             elif len(queries) == self.searches:
-                reply = user_message(self.style, "agent_spent")
+                reply = self.message("agent_spent")
             else:
                 hits = yield Search(query, self.top_k)
                 queries.append(query)
@@ -159,7 +156,7 @@ class PromptedAgent(ScriptedSystem):
                 reply = yield from self.observe(question, query, reasoning, hits.passages)
             conversation.append(reply)
         # The turns are used up: answer from the passages so far.
-        yield from finish(self.style, question, documents[: self.max_documents])
+        yield from self.finish(question, documents[: self.max_documents])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +180,5 @@ class SearchO1(PromptedAgent):
         self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]
     ) -> Steps:
         """Returns the passages as the frozen language model summarizes them for `reasoning`."""
-        found = format_passages(self.style, documents)
-        values = {"question": question.text, "query": query, "thoughts": reasoning}
-        gist = yield ask(self.style, "distil", documents=found, **values)
-        return user_message(self.style, "agent_gist", gist=gist.strip())
+        gist = yield self.ask("distil", question, documents, query=query, thoughts=reasoning)
+        return self.message("agent_gist", gist=gist.strip())

@@ -44,17 +44,17 @@ class ChatExample(NamedTuple):
     role: str
 
 
-def answer_example(style: str, question: Question, documents: Sequence[Passage]) -> ChatExample:
-    """Returns the example whose target is the first gold answer.
+def _prompt(
+    style: str, name: str, question: Question, documents: Sequence[Passage], **values: str
+) -> tuple[Message, ...]:
+    shown = format_passages(style, documents)
+    return user_turn(style, name, question=question.text, documents=shown, **values)
 
-    Args:
-      style: the prompt style.
-      question: a question with a gold answer.
-      documents: the passages in the prompt; may be empty.
-    """
-    values = {"question": question.text, "documents": format_passages(style, documents)}
-    name = ANSWER if documents else "answer_direct"
-    return ChatExample(user_turn(style, name, **values), question.answers[0], ANSWER)
+
+def answer_example(style: str, question: Question, documents: Sequence[Passage]) -> ChatExample:
+    """Returns the example whose target is the first gold answer; there may be no documents."""
+    prompt = _prompt(style, ANSWER if documents else "answer_direct", question, documents)
+    return ChatExample(prompt, question.answers[0], ANSWER)
 
 
 def vanilla_examples(
@@ -63,12 +63,6 @@ def vanilla_examples(
     """Returns one example per question, with the first `k` passages of its search.
 
     Questions without a gold answer yield no example, here and in the functions below.
-
-    Args:
-      style: the prompt style.
-      questions: the questions.
-      results: the search result of each question.
-      k: the number of passages per example.
     """
     return [
         answer_example(style, question, hits.passages[:k])
@@ -99,7 +93,12 @@ def robust_examples(
       k: the maximum number of passages per example.
       rng: is consumed.
     """
-    passages_of = _passages_by_name(questions, corpus)
+    # The passages of each gold id or title; an article may have several passages.
+    names = {name for question in questions for name in question.gold}
+    passages_of = collections.defaultdict(list)
+    for passage in corpus:
+        for name in passage.names & names:
+            passages_of[name].append(passage)
     examples = []
     for question, hits in zip(questions, results, strict=True):
         # Draw for questions without a gold answer too: the other draws do not depend on them.
@@ -121,18 +120,6 @@ def robust_examples(
     return examples
 
 
-def _passages_by_name(
-    questions: Sequence[Question], corpus: Sequence[Passage]
-) -> dict[str, list[Passage]]:
-    """Returns the passages of each gold id or title; an article may have several passages."""
-    gold = {name for question in questions for name in question.gold}
-    passages = collections.defaultdict(list)
-    for passage in corpus:
-        for name in passage.names & gold:
-            passages[name].append(passage)
-    return passages
-
-
 def is_relevant(question: Question, passage: Passage) -> bool:
     """Returns whether a passage is gold or, if the question names no gold, contains an answer."""
     if question.gold:
@@ -146,57 +133,30 @@ def rationale_examples(
     """Returns one example per question: how its first `k` passages lead to the answer.
 
     A rationale without the first gold answer in whole words yields no example, nor does a failed
-    reply.
-
-    Args:
-      style: the prompt style.
-      questions: the questions.
-      results: the search result of each question.
-      k: the number of passages per example.
-      writer: writes the rationales; it is called once, with one request per question.
+    reply. The `writer` is called once, with one request per question, whose prompt contains the
+    first gold answer.
     """
     pairs = zip(questions, results, strict=True)
     contexts = [(question, hits.passages[:k]) for question, hits in pairs if question.answers]
-    requests = [rationale_request(style, *pair) for pair in contexts]
+    prompts = [
+        _prompt(style, "explain", question, documents, answer=question.answers[0])
+        for question, documents in contexts
+    ]
+    requests = [LLMRequest("explain", prompt, RATIONALE) for prompt in prompts]
     replies = without_thoughts(writer.complete(requests))
     examples = []
     for (question, documents), reply in zip(contexts, replies, strict=True):
         answer, is_error = question.answers[0], isinstance(reply, EffectError)
         # A request that failed after all retries is an `EffectError` in place of a text.
         if not is_error and cover_match_tokens(str(reply), (answer,)):
-            target = with_answer_line(str(reply), answer)
+            target = f"{str(reply).strip()}\nSo the answer is: {answer}"
             prompt = instruct_prompt(style, question, documents)
             examples.append(ChatExample(prompt, target, ANSWER))
     return examples
 
 
-def rationale_request(style: str, question: Question, documents: Sequence[Passage]) -> LLMRequest:
-    """Returns the request for a rationale; its prompt contains the first gold answer.
-
-    Args:
-      style: the prompt style.
-      question: a question with a gold answer.
-      documents: the passages in the prompt.
-    """
-    values = {"question": question.text, "documents": format_passages(style, documents)}
-    messages = user_turn(style, "explain", answer=question.answers[0], **values)
-    return LLMRequest("explain", messages, RATIONALE)
-
-
 def instruct_prompt(
     style: str, question: Question, documents: Sequence[Passage]
 ) -> tuple[Message, ...]:
-    """Returns the prompt of a generator that explains its answer.
-
-    Args:
-      style: the prompt style.
-      question: the question.
-      documents: the passages in the prompt.
-    """
-    values = {"question": question.text, "documents": format_passages(style, documents)}
-    return user_turn(style, "instruct", **values)
-
-
-def with_answer_line(rationale: str, answer: str) -> str:
-    """Appends the answer to a rationale as its last line."""
-    return f"{rationale.strip()}\nSo the answer is: {answer}"
+    """Returns the prompt of a generator that explains its answer."""
+    return _prompt(style, "instruct", question, documents)

@@ -108,12 +108,9 @@ class SearchAgent:
 
 
 def autorefine_reward(answer: str, answers: Sequence[str], turns: Sequence[ParsedAction]) -> float:
-    """AutoRefine: F1; if that is 0, 0.1 if the refined text contains a gold answer.
+    """AutoRefine: F1; if that is 0, 0.1 if the refined text of the turns contains a gold answer.
 
-    Args:
-      answer: the answer of the rollout; empty if there is none.
-      answers: the gold answers.
-      turns: the turns of the agent in order.
+    A missing answer is empty, here and in the functions below.
     """
     refinement = " ".join(tag_contents(turn.text, REFINE) for turn in turns)
     hit = bool(refinement.strip()) and cover_match_tokens(refinement, answers) > 0

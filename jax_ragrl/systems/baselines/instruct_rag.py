@@ -36,9 +36,7 @@ def parse_rationale(text: str) -> ParsedAction:
 class InstructRAG(ScriptedSystem):
     """Searches, then explains and answers in one reply; a malformed reply is the answer itself."""
 
-    FAULTS = {
-        "No Answer": "The text holds no answer.",
-    }
+    FAULTS = {"No Answer": "The text holds no answer."}
 
     def steps(self, question: Question) -> Steps:
         """Searches and explains."""

@@ -22,14 +22,10 @@ from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Steps
 from jax_ragrl.systems.baselines.script import (
     ScriptedSystem,
-    answer,
-    ask,
     clean_query,
-    finish,
     report_fault,
     unique_passages,
 )
-from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question
 
 THOUGHT, ANSWER = "Thought", "Answer"
@@ -70,7 +66,7 @@ class IterRetGen(ScriptedSystem):
         for _ in range(self.rounds):
             # In the first round `latest` is empty, so the query is the question.
             hits = yield Search(clean_query(f"{latest} {question.text}"), self.top_k)
-            latest = yield from answer(self.style, question, hits.passages)
+            latest = yield self.answer(question, hits.passages)
         yield Done(latest, "answered")
 
 
@@ -96,9 +92,7 @@ class IRCoT(ScriptedSystem):
         hits = yield Search(clean_query(question.text), self.top_k)
         documents, chain = hits.passages[: self.max_documents], ""
         for _ in range(self.thoughts):
-            document_list = format_passages(self.style, documents)
-            values = {"question": question.text, "documents": document_list, "thoughts": chain}
-            reply = yield ask(self.style, "thought", **values)
+            reply = yield self.ask("thought", question, documents, thoughts=chain)
             thought = yield from report_fault(parse_thought(reply))
             if thought.action == ANSWER:
                 yield Done(thought.args[0], "answered")
@@ -109,4 +103,4 @@ class IRCoT(ScriptedSystem):
             chain = f"{chain} {sentence}".strip()
             hits = yield Search(clean_query(sentence), self.top_k)
             documents = unique_passages(documents, hits.passages)[: self.max_documents]
-        yield from finish(self.style, question, documents)
+        yield from self.finish(question, documents)

@@ -20,9 +20,8 @@ import functools
 
 from jax_ragrl.config.ranges import Count
 from jax_ragrl.credit.assign import reachable_leaves
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.base import Recipe, check_group_size
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
 from jax_ragrl.text.metrics import f1
@@ -41,10 +40,7 @@ class Settings:
     group_size: Count = 5
 
     def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise UserError(
-                f"recipe.group_size is {self.group_size}, but a pair has two outputs: use 2 or more"
-            )
+        check_group_size("group_size", self.group_size)
 
 
 def recipe(settings: Settings) -> Recipe:

@@ -18,9 +18,8 @@ import numpy as np
 
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.system import Steps, all_of
-from jax_ragrl.systems.baselines.script import ScriptedSystem, ask, finish
+from jax_ragrl.systems.baselines.script import ScriptedSystem
 from jax_ragrl.text.metrics import normalize
-from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question
 
 
@@ -59,10 +58,7 @@ class Replug(ScriptedSystem):
         """Searches, answers from each passage (all requests at once) and takes the vote."""
         hits = yield Search(question.text, self.top_k)
         if not hits.passages:
-            yield from finish(self.style, question, ())
-        documents = [format_passages(self.style, [p]) for p in hits.passages]
-        answers = yield from all_of(
-            [ask(self.style, "answer", question=question.text, documents=d) for d in documents]
-        )
+            yield from self.finish(question, ())
+        answers = yield from all_of([self.answer(question, [p]) for p in hits.passages])
         weights = passage_weights(hits.scores, self.temperature)
         yield Done(weighted_vote(answers, weights.tolist()), "answered")

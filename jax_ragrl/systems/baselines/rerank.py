@@ -13,8 +13,7 @@ import re
 from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Steps, all_of
-from jax_ragrl.systems.baselines.script import ScriptedSystem, ask, finish, report_fault
-from jax_ragrl.text.prompts import format_passages
+from jax_ragrl.systems.baselines.script import ScriptedSystem, report_fault
 from jax_ragrl.types import Question
 
 TOP_GRADE = 10
@@ -36,23 +35,18 @@ class Reranker(ScriptedSystem):
     Equal grades stay in the order of the retriever; a malformed grade counts as 0.
     """
 
-    FAULTS = {
-        "Invalid Grade": "The grade of a passage is not a number of the scale.",
-    }
+    FAULTS = {"Invalid Grade": "The grade of a passage is not a number of the scale."}
 
     pool: int = 5
 
     def steps(self, question: Question) -> Steps:
         """Searches, grades each passage (all requests at once) and answers."""
         hits = yield Search(question.text, self.pool * self.top_k)
-        documents = [format_passages(self.style, [p]) for p in hits.passages]
-        replies = yield from all_of(
-            [ask(self.style, "grade", question=question.text, documents=d) for d in documents]
-        )
+        replies = yield from all_of([self.ask("grade", question, [p]) for p in hits.passages])
         grades = []
         for reply in replies:
             grade = yield from report_fault(parse_grade(reply))
             grades.append(grade.args[0] if grade.valid else 0)
         # `sorted` is stable, so equal grades stay in the order of the retriever.
         best = sorted(range(len(grades)), key=lambda i: -grades[i])[: self.top_k]
-        yield from finish(self.style, question, [hits.passages[i] for i in best])
+        yield from self.finish(question, [hits.passages[i] for i in best])

@@ -15,13 +15,7 @@ from collections.abc import Sequence
 from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Steps, all_of
-from jax_ragrl.systems.baselines.script import (
-    ScriptedSystem,
-    ask,
-    clean_query,
-    finish,
-    report_fault,
-)
+from jax_ragrl.systems.baselines.script import ScriptedSystem, clean_query, report_fault
 from jax_ragrl.types import Passage, Question
 
 _BULLET = re.compile(r"^\s*(?:[-*•]|[0-9]{1,3}[.)])\s+")
@@ -41,22 +35,24 @@ def interleave(rankings: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, 
     return tuple(dict.fromkeys(p for rank in ranks for p in rank if p is not None))[:k]
 
 
+def search_together(queries: Sequence[str], k: int) -> Steps:
+    """Searches for all queries at once; returns the first `k` of the interleaved passages."""
+    results = yield from all_of([Search(query, k) for query in queries])
+    return interleave([hits.passages for hits in results], k)
+
+
 @dataclasses.dataclass(frozen=True)
 class QueryRewrite(ScriptedSystem):
     """Searches with at most `queries` queries; without a readable query, with the question."""
 
-    FAULTS = {
-        "No Query": "The text holds no query.",
-    }
+    FAULTS = {"No Query": "The text holds no query."}
 
     queries: int = 3
 
     def steps(self, question: Question) -> Steps:
         """Rewrites the question, searches (all queries at once) and answers."""
-        values = {"question": question.text, "limit": str(self.queries)}
-        reply = yield ask(self.style, "rewrite", **values)
+        reply = yield self.ask("rewrite", question, limit=str(self.queries))
         rewriting = yield from report_fault(parse_queries(reply))
         queries = rewriting.args[: self.queries] or (question.text,)
-        results = yield from all_of([Search(query, self.top_k) for query in queries])
-        documents = interleave([hits.passages for hits in results], self.top_k)
-        yield from finish(self.style, question, documents)
+        documents = yield from search_together(queries, self.top_k)
+        yield from self.finish(question, documents)

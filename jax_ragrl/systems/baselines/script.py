@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jax_ragrl.rollout.effects import CallLLM, Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
@@ -38,21 +38,37 @@ class ScriptedSystem(abc.ABC):
     def steps(self, question: Question) -> Steps:
         """Yields the effects of a question, see `System`."""
 
+    def ask(
+        self, name: str, question: Question, documents: Sequence[Passage] = (), **values: str
+    ) -> CallLLM:
+        """Returns a greedy request to the frozen language model with one user turn.
 
-def ask(style: str, name: str, **values: str) -> CallLLM:
-    """Returns a greedy request to the frozen language model with one user turn.
+        `name` is the name of the prompt, and the purpose of the request; `values` are further
+        values of its placeholders.
+        """
+        shown = format_passages(self.style, documents)
+        prompt = user_turn(self.style, name, question=question.text, documents=shown, **values)
+        return CallLLM(LLMRequest(name, prompt, GREEDY))
 
-    Args:
-      style: the prompt style.
-      name: the name of the prompt, which is also the purpose of the request.
-      values: the values of the placeholders in the prompt.
-    """
-    return ask_messages(name, user_turn(style, name, **values))
+    def message(self, name: str, **values: str) -> Message:
+        """Returns a later user turn of a conversation, from the prompt `name`."""
+        return Message("user", template(self.style, name).substitute(values))
+
+    def answer(self, question: Question, documents: Sequence[Passage]) -> CallLLM:
+        """Returns the request for the answer; without documents it is given from memory."""
+        return self.ask("answer" if documents else "answer_direct", question, documents)
+
+    def finish(self, question: Question, documents: Sequence[Passage]) -> Steps:
+        """Asks for the answer, and ends the rollout."""
+        yield Used(tuple(documents))
+        text = yield self.answer(question, documents)
+        yield Done(text, "answered")
 
 
-def ask_messages(purpose: str, messages: Sequence[Message]) -> CallLLM:
-    """Returns a greedy request to the frozen language model with a conversation."""
-    return CallLLM(LLMRequest(purpose, tuple(messages), GREEDY))
+def letter_role(name: str, parse: Callable[[str], ParsedAction], letters: str) -> Role:
+    """Returns a role of one greedy token, which the mask `letters` limits, such as `[AB]`."""
+    sampling = Sampling(0.0, 1.0, 1)
+    return Role(name, parse, sampling, allowed_token_regex=letters, action_regex=letters)
 
 
 def report_fault(reply: ParsedAction) -> Steps:
@@ -60,43 +76,6 @@ def report_fault(reply: ParsedAction) -> Steps:
     if not reply.valid:
         yield Fault(reply.error)
     return reply
-
-
-def user_message(style: str, name: str, **values: str) -> Message:
-    """Returns a later user turn of a conversation.
-
-    Args:
-      style: the prompt style.
-      name: the name of the prompt.
-      values: the values of the placeholders in the prompt.
-    """
-    return Message("user", template(style, name).substitute(values))
-
-
-def answer(style: str, question: Question, documents: Sequence[Passage]) -> Steps:
-    """Asks the frozen language model for the answer and returns its reply.
-
-    Args:
-      style: the prompt style.
-      question: the question.
-      documents: the passages in the prompt; if empty, the prompt for answers from memory is used.
-    """
-    name = "answer" if documents else "answer_direct"
-    values = {"question": question.text, "documents": format_passages(style, documents)}
-    return (yield ask(style, name, **values))
-
-
-def finish(style: str, question: Question, documents: Sequence[Passage]) -> Steps:
-    """Asks for the answer as `answer` does, with the same arguments, and ends the rollout.
-
-    Args:
-      style: the prompt style.
-      question: the question.
-      documents: the passages in the prompt.
-    """
-    yield Used(tuple(documents))
-    text = yield from answer(style, question, documents)
-    yield Done(text, "answered")
 
 
 def unique_passages(*groups: Sequence[Passage]) -> tuple[Passage, ...]:

@@ -13,8 +13,7 @@ import re
 from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Steps
-from jax_ragrl.systems.baselines.script import ScriptedSystem, ask, finish, report_fault
-from jax_ragrl.text.prompts import format_passages
+from jax_ragrl.systems.baselines.script import ScriptedSystem, report_fault
 from jax_ragrl.types import Question
 
 _LIST = re.compile(r"[0-9]{1,4}(?:\s*,\s*[0-9]{1,4})*")
@@ -49,11 +48,9 @@ class Selection(ScriptedSystem):
 
     def steps(self, question: Question) -> Steps:
         """Searches, selects and answers."""
-        hits = yield Search(question.text, self.pool * self.top_k)
-        documents = format_passages(self.style, hits.passages)
-        reply = yield ask(self.style, "select", question=question.text, documents=documents)
-        selection = yield from report_fault(parse_selection(reply, len(hits.passages)))
-        passages = hits.passages
+        passages = (yield Search(question.text, self.pool * self.top_k)).passages
+        reply = yield self.ask("select", question, passages)
+        selection = yield from report_fault(parse_selection(reply, len(passages)))
         if selection.valid:
-            passages = [hits.passages[i - 1] for i in selection.args]
-        yield from finish(self.style, question, passages[: self.top_k])
+            passages = [passages[i - 1] for i in selection.args]
+        yield from self.finish(question, passages[: self.top_k])

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Steps, StrategyChoice, all_of
-from jax_ragrl.systems.baselines.script import ScriptedSystem, ask, finish, report_fault
-from jax_ragrl.text.prompts import format_passages
+from jax_ragrl.systems.baselines.script import ScriptedSystem, report_fault
 from jax_ragrl.types import Question
 
 CRITIQUES = ("relevant", "supported", "useful")
@@ -48,34 +47,27 @@ class SelfRAG(ScriptedSystem):
     search; a malformed critique counts as no.
     """
 
-    FAULTS = {
-        "Invalid Verdict": "The verdict is neither yes nor no.",
-    }
+    FAULTS = {"Invalid Verdict": "The verdict is neither yes nor no."}
 
     weights: tuple[float, float, float] = (1.0, 1.0, 0.5)
 
     def steps(self, question: Question) -> Steps:
         """Decides, searches, answers from all passages at once and gets all verdicts at once."""
         # 1. Decide whether to search.
-        text = question.text
-        reply = yield ask(self.style, "retrieve", question=text)
-        gate = yield from report_fault(parse_verdict(reply))
+        gate = yield from report_fault(parse_verdict((yield self.ask("retrieve", question))))
         yield StrategyChoice("direct" if gate.action == "no" else "retrieve")
         if gate.action == "no":
-            yield from finish(self.style, question, ())
-        hits = yield Search(text, self.top_k)
-        if not hits.passages:
-            yield from finish(self.style, question, ())
+            yield from self.finish(question, ())
+        passages = (yield Search(question.text, self.top_k)).passages
+        if not passages:
+            yield from self.finish(question, ())
         # 2. Answer from each passage.
-        documents = [format_passages(self.style, [p]) for p in hits.passages]
-        answers = yield from all_of(
-            [ask(self.style, "answer", question=text, documents=d) for d in documents]
-        )
+        answers = yield from all_of([self.answer(question, [p]) for p in passages])
         # 3. Ask for the three verdicts on each pair of passage and answer.
         replies = yield from all_of(
             [
-                ask(self.style, name, question=text, documents=d, answer=a.strip())
-                for d, a in zip(documents, answers, strict=True)
+                self.ask(name, question, [p], answer=answer.strip())
+                for p, answer in zip(passages, answers, strict=True)
                 for name in CRITIQUES
             ]
         )

@@ -62,8 +62,7 @@ def fit_neighbors(
     Args:
       encoder: embeds questions.
       questions: X training questions.
-      alone_X: the scores of direct answering on them.
-      retrieved_X: the scores of Standard RAG on them.
+      alone_X, retrieved_X: the scores of direct answering and of Standard RAG on them.
       k: the number of nearest neighbors that vote.
     """
     # Not `!=`: nan is unequal to everything, but neither greater nor less.

@@ -16,13 +16,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jax_ragrl.rollout.effects import Done, Generate, Search
+from jax_ragrl.rollout.effects import Done, Generate
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
-from jax_ragrl.rollout.system import Steps, StrategyChoice, all_of
+from jax_ragrl.rollout.system import Steps, StrategyChoice
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.examples import ChatExample
-from jax_ragrl.systems.baselines.rewrite import interleave, parse_queries
-from jax_ragrl.systems.baselines.script import ScriptedSystem, finish
+from jax_ragrl.systems.baselines.rewrite import parse_queries, search_together
+from jax_ragrl.systems.baselines.script import ScriptedSystem, letter_role
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.patterns import line, lines
 from jax_ragrl.text.prompts import user_turn
@@ -64,15 +64,11 @@ class SlimPLM(ScriptedSystem):
     @property
     def roles(self) -> Mapping[str, Role]:
         """Drafter, gate and rewriter; greedy."""
-        one_token, short = Sampling(0.0, 1.0, 1), Sampling(0.0, 1.0, 128)
+        short, queries = Sampling(0.0, 1.0, 128), rf"{_QUERY}(?:\n{_QUERY})*"
         return {
             DRAFTER: Role(DRAFTER, parse_draft, short, action_regex=lines()),
-            GATE: Role(
-                GATE, parse_gate, one_token, allowed_token_regex="[AB]", action_regex="[AB]"
-            ),
-            REWRITER: Role(
-                REWRITER, parse_queries, short, action_regex=rf"{_QUERY}(?:\n{_QUERY})*"
-            ),
+            GATE: letter_role(GATE, parse_gate, "[AB]"),
+            REWRITER: Role(REWRITER, parse_queries, short, action_regex=queries),
         }
 
     def steps(self, question: Question) -> Steps:
@@ -82,14 +78,13 @@ class SlimPLM(ScriptedSystem):
         gate = yield Generate(GATE, gate_prompt(self.style, question, draft), 2)
         yield StrategyChoice("direct" if gate.action == SKIP_SEARCH else "retrieve")
         if gate.action == SKIP_SEARCH:
-            yield from finish(self.style, question, ())
+            yield from self.finish(question, ())
         # 2. Write queries for the claims of the draft and search.
         values = {"question": question.text, "draft": draft, "limit": str(self.queries)}
         claims = yield Generate(REWRITER, user_turn(self.style, "claims", **values), 3)
         queries = claims.args[: self.queries] or (question.text,)
-        results = yield from all_of([Search(query, self.top_k) for query in queries])
-        documents = interleave([hits.passages for hits in results], self.top_k)
-        yield from finish(self.style, question, documents)
+        documents = yield from search_together(queries, self.top_k)
+        yield from self.finish(question, documents)
 
 
 def draft_prompt(style: str, question: Question) -> tuple[Message, ...]:
@@ -103,13 +98,7 @@ def draft_text(draft: ParsedAction) -> str:
 
 
 def gate_prompt(style: str, question: Question, draft: str) -> tuple[Message, ...]:
-    """Returns the prompt of the gate.
-
-    Args:
-      style: the prompt style.
-      question: the question.
-      draft: the text of the draft.
-    """
+    """Returns the prompt of the gate, which reads the text of the draft."""
     return user_turn(style, "gate", question=question.text, draft=draft)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.system import Steps
-from jax_ragrl.systems.baselines.script import ScriptedSystem, finish
+from jax_ragrl.systems.baselines.script import ScriptedSystem
 from jax_ragrl.types import Question
 
 
@@ -20,7 +20,7 @@ class StandardRAG(ScriptedSystem):
     def steps(self, question: Question) -> Steps:
         """Yields the search, unless `top_k` is 0, then the request for the answer."""
         hits = (yield Search(question.text, self.top_k)) if self.top_k else None
-        yield from finish(self.style, question, hits.passages if hits else ())
+        yield from self.finish(question, hits.passages if hits else ())
 
 
 def direct(style: str) -> StandardRAG:

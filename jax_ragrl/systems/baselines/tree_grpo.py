@@ -69,11 +69,6 @@ def leaf_advantages(
     By the rule of the paper, `group_normalised`:
 
     A(l) = ((R(l) - mean_tree R) / std_tree R + (R(l) - mean_question R) / std_question R) / 2
-
-    Args:
-      forest: the rollouts.
-      reward_N: float32, the rewards of leaves.
-      rule: a group rule.
     """
     leaves = np.flatnonzero(forest.leaf_N)
     among_L = compare(rule, reward_N[leaves], forest.question_N[leaves])
