@@ -64,7 +64,7 @@ from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
 from jax_ragrl.rollout.expand import ForcedAction, Tree
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
-from jax_ragrl.rollout.system import Fault, Shown, Steps, StrategyChoice, System, Used
+from jax_ragrl.rollout.system import Fault, Shown, Steps, StrategyChoice, Used
 from jax_ragrl.systems.base import Recipe, WrappedSystem, with_actions
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.patterns import ascending, character, choice, line, visible
@@ -416,13 +416,10 @@ def recipe(settings: Settings) -> Recipe:
         inference=inference,
         metric="cover_em",
         accepts_judge=True,
-        fixed_strategies=fixed_strategies(inference),
+        fixed_strategies={
+            name: FixedStrategy(inference, name) for name in (NO_RETRIEVAL, RETRIEVAL, PLANNING)
+        },
     )
-
-
-def fixed_strategies(system: System) -> dict[str, System]:
-    """Returns `system` with each of the three strategies fixed, by the name of the strategy."""
-    return {name: FixedStrategy(system, name) for name in (NO_RETRIEVAL, RETRIEVAL, PLANNING)}
 
 
 def table_system(style: str, top_k: int, *, tiny: bool) -> C3PO:

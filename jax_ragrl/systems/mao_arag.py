@@ -52,7 +52,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
-from jax_ragrl.rollout.system import Fault, Steps, StrategyChoice, System, all_of
+from jax_ragrl.rollout.system import Fault, Steps, StrategyChoice, all_of
 from jax_ragrl.rollout.tree import SEARCH, Call, Forest
 from jax_ragrl.systems.base import Recipe, WrappedSystem, path_from_root, with_actions
 from jax_ragrl.text.metrics import f1
@@ -477,23 +477,8 @@ class Costs:
         one_of("recipe.costs.turn_table", self.turn_table, SERIAL)
 
 
-def token_cost(calls: Sequence[Call], costs: Costs) -> float:
-    """Returns the price of the frozen model's tokens in units of `dollars_per_cost_unit`."""
-    dollars = (
-        sum(call.prompt_tokens for call in calls) * costs.dollars_per_1k_prompt_tokens
-        + sum(call.completion_tokens for call in calls) * costs.dollars_per_1k_completion_tokens
-    ) / 1000
-    return dollars / costs.dollars_per_cost_unit
-
-
 def turn_cost(plan: Sequence[str], parts: int, table: str = "code") -> float:
-    """Returns the latency: 0.25 per serial sub-question, 0.25 for all parallel ones.
-
-    Args:
-      plan: the executors of the planner call.
-      parts: the number of sub-questions.
-      table: `Costs.turn_table`.
-    """
+    """Returns the latency of a plan: 0.25 per serial sub-question, 0.25 for all parallel ones."""
     if tuple(plan) not in ((QDS,), (QDP,)):
         return 0.0
     # Serial sub-questions wait for each other; parallel ones wait once.
@@ -505,17 +490,16 @@ def own_reward(action: ParsedAction, calls: Sequence[Call], parts: int, costs: C
 
       R_i = -FP_i - alpha (w_token Token_i + w_retrieval 1[S_i] + w_turn Turn_i)
 
-    Eqs. 4 to 6 without the F1, which is the reward of the leaf.
-
-    Args:
-      action: the planner's action.
-      calls: the calls to the environment that it pays for.
-      parts: the number of sub-questions of the rollout.
-      costs: weights and prices.
+    Eqs. 4 to 6 without the F1, which is the reward of the leaf. The call pays for some `calls` to
+    the environment; the rollout has some `parts`, its sub-questions.
     """
     # A malformed call sets nothing in motion, so its price is 0.
+    dollars = (
+        sum(call.prompt_tokens for call in calls) * costs.dollars_per_1k_prompt_tokens
+        + sum(call.completion_tokens for call in calls) * costs.dollars_per_1k_completion_tokens
+    ) / 1000
     price = (
-        costs.token_weight * token_cost(calls, costs)
+        costs.token_weight * (dollars / costs.dollars_per_cost_unit)
         + costs.retrieval_weight * float(any(call.purpose == SEARCH for call in calls))
         + costs.turn_weight * turn_cost(action.args, parts, costs.turn_table)
     )
@@ -524,9 +508,7 @@ def own_reward(action: ParsedAction, calls: Sequence[Call], parts: int, costs: C
 
 def follows_grammar(forest: Forest) -> np.ndarray:
     """Returns False at malformed planner calls before the first legal plan, bool `[N]`."""
-    return np.array(
-        [r.role != PLANNER or r.parsed is None or r.parsed.valid for r in forest.records], bool
-    )
+    return np.array([r.role != PLANNER or not r.parse_error for r in forest.records], bool)
 
 
 def reward(forest: Forest, costs: Costs) -> np.ndarray:
@@ -583,15 +565,12 @@ def recipe(settings: Settings) -> Recipe:
         credit=shared_credit,
         metric="f1",
         accepts_judge=True,
-        fixed_strategies=fixed_workflows(settings.system),
+        fixed_strategies={
+            render_plan(plan): FixedWorkflow(settings.system, plan) for plan in USUAL_PLANS
+        },
         trainable=None if settings.train_malformed else follows_grammar,
         priced=settings.costs.alpha > 0,
     )
-
-
-def fixed_workflows(system: MAOARAG) -> dict[str, System]:
-    """Returns the systems that always write one of the usual plans, by the text of the plan."""
-    return {render_plan(plan): FixedWorkflow(system, plan) for plan in USUAL_PLANS}
 
 
 def table_system(style: str, top_k: int, *, tiny: bool) -> MAOARAG:

@@ -259,26 +259,14 @@ def allocation(queries: int, total: int) -> tuple[int, ...]:
 # --- Rewards: of the answer on leaves, and each role's own penalty on its actions ----------------
 
 
-def many_queries(text: str) -> bool:
-    """Returns whether there are more than four sub-questions (paper, eq. 3)."""
-    return sum(bool(line.strip()) for line in text.split("\n")) > MAX_QUERIES
-
-
-def long_queries(text: str) -> bool:
-    """Returns whether sub-questions exceed 300 characters in total, the rule of the code."""
-    return sum(len(line.strip()) for line in text.split("\n")) > 300
-
-
-QUERY_RULES = {"count": many_queries, "characters": long_queries}
-
-
 @dataclasses.dataclass(frozen=True)
 class Penalties:
     """The penalties of the roles for their own faults (eqs. 3, 6 and 9).
 
     Fields:
       rewriter: for too many queries.
-      query_rule: what counts as too many: `count` or `characters`.
+      query_rule: what counts as too many: `count`, more than four queries (eq. 3), or `characters`,
+        more than 300 in total (the rule of the code).
       selector: for a malformed selection, a duplicate, or a document that does not exist.
       generator: for an answer of more than `max_answer_words` words.
       max_answer_words: the limit for the generator.
@@ -291,7 +279,7 @@ class Penalties:
     max_answer_words: Count = 30
 
     def __post_init__(self) -> None:
-        one_of("recipe.penalties.query_rule", self.query_rule, QUERY_RULES)
+        one_of("recipe.penalties.query_rule", self.query_rule, ("count", "characters"))
 
 
 def penalty(record: Record, penalties: Penalties) -> float:
@@ -299,7 +287,9 @@ def penalty(record: Record, penalties: Penalties) -> float:
     action = record.parsed
     assert action is not None, "only actions are penalised"
     if record.role == REWRITER:
-        too_many = QUERY_RULES[penalties.query_rule](action.text)
+        lines = [line.strip() for line in action.text.split("\n")]
+        by_count = penalties.query_rule == "count"
+        too_many = sum(map(bool, lines)) > MAX_QUERIES if by_count else sum(map(len, lines)) > 300
         return penalties.rewriter if too_many else 0.0
     if record.role == GENERATOR:
         too_long = len(action.text.split()) > penalties.max_answer_words
@@ -308,12 +298,6 @@ def penalty(record: Record, penalties: Penalties) -> float:
     # An empty text selects nothing, which is legal.
     wrong = bool(action.text) and not (action.valid and in_range)
     return penalties.selector if wrong else 0.0
-
-
-def f1_rewards(forest: Forest) -> np.ndarray:
-    """Returns the F1 of each answer on its leaf, float32 `[N]`."""
-    # As in the code: a space keeps the words of "U.S." apart, deletion would join them.
-    return answer_rewards(forest, functools.partial(f1, punct="space"))
 
 
 def rewriting_rewards(forest: Forest) -> np.ndarray:
@@ -331,18 +315,13 @@ def rewriting_rewards(forest: Forest) -> np.ndarray:
     return reward_N
 
 
-REWARDS = {"f1": f1_rewards, "em_f1_hit": rewriting_rewards}
-
-
 def reward(forest: Forest, metric: str, penalties: Penalties) -> np.ndarray:
-    """Returns the answer's reward on each leaf and the penalty on each action, float32 `[N]`.
-
-    Args:
-      forest: the rollouts.
-      metric: the reward of an answer, a key of `REWARDS`.
-      penalties: the penalties of the roles.
-    """
-    reward_N = REWARDS[metric](forest)
+    """Returns the answer's reward on each leaf and the penalty on each action, float32 `[N]`."""
+    if metric == "em_f1_hit":
+        reward_N = rewriting_rewards(forest)
+    else:
+        # As in the code: a space keeps the words of "U.S." apart, deletion would join them.
+        reward_N = answer_rewards(forest, functools.partial(f1, punct="space"))
     for node, record in enumerate(forest.records):
         if record.parsed is not None:  # leaves keep the reward of the answer
             reward_N[node] = penalty(record, penalties)
@@ -369,7 +348,7 @@ class Settings:
     rollouts: Count = 1
 
     def __post_init__(self) -> None:
-        one_of("recipe.reward", self.reward, REWARDS)
+        one_of("recipe.reward", self.reward, ("f1", "em_f1_hit"))
 
 
 def paper() -> Settings:

@@ -55,11 +55,8 @@ def test_a_last_turn_search_is_not_performed(last):
 
 def test_the_agents_differ_only_in_prompt_and_reward():
     starts = {}
-    agents = (
-        *(executor.autorefine, executor.search_r1, executor.r1_searcher),
-        *(executor.research, executor.auto_rag),
-    )
-    for settings in (agent() for agent in agents):
+    agents = (executor.AUTOREFINE, executor.SEARCH_R1, executor.R1_SEARCHER)
+    for settings in (*agents, executor.RESEARCH, executor.AUTO_RAG):
         system = dataclasses.replace(settings.system, style="coda_tiny", as_chat_turns=True)
         settings = dataclasses.replace(settings, system=system)
         recipe = executor.recipe(settings)
@@ -76,12 +73,12 @@ def test_the_agents_differ_only_in_prompt_and_reward():
 
 def test_search_r1_has_three_turns():
     """The authors would ignore a third search too; the answer after two searches counts."""
-    system = executor.recipe(executor.search_r1()).system
+    system = executor.recipe(executor.SEARCH_R1).system
     assert ends(talk(system, {AGENT: [SEARCH, SEARCH, FINAL]})[0]) == [("Ulm", "answered")]
 
 
 def test_auto_rag_has_eleven_turns():
-    system = executor.recipe(executor.auto_rag()).system
+    system = executor.recipe(executor.AUTO_RAG).system
     assert ends(talk(system, {AGENT: [SEARCH] * 10 + [FINAL]})[0]) == [("Ulm", "answered")]
     forest, tape = talk(system, {AGENT: [SEARCH] * 11})
     assert ends(forest) == [(None, "Out of Turns")]
@@ -144,7 +141,7 @@ def test_the_reward_is_on_the_leaf():
 def test_a_critic_needs_no_group():
     """Per turn, each turn earns the full reward; per conversation, only the last turn does."""
     forest, _ = talk(SYSTEM, {AGENT: [SEARCH, FINAL]})
-    recipe = executor.recipe(executor.search_r1())
+    recipe = executor.recipe(executor.SEARCH_R1)
     reward_N = recipe.reward(forest)
     assert recipe.credit is not None and recipe.turn_credit is not None
     assert recipe.credit(forest, reward_N)[0].tolist()[:2] == [1.0, 1.0]

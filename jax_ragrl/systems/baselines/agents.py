@@ -38,7 +38,9 @@ BEGIN, END = "<|begin_search_query|>", "<|end_search_query|>"
 _ACTION = re.compile(r"\b(Search|Finish)\[")
 _MARKED = re.compile(re.escape(BEGIN) + r"(.*?)(?:" + re.escape(END) + r"|$)", re.DOTALL)
 _ANSWER = re.compile(r"(\\boxed\{.*)|^[^\w\n]*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE)
-_BOX, _BRACE = "\\boxed{", re.compile(r"[{}]")
+# The first whole box, whose braces may be nested once; one with nothing but `\\text{...}` in it
+# yields the content of the latter.
+_BOXED = re.compile(r"\\boxed\{((?:[^{}]++|\{[^{}]*+\})*+)\}")
 _BOXED_TEXT = re.compile(r"\s*\\text\w*\{([^{}]*)\}\s*")
 
 
@@ -70,30 +72,11 @@ def parse_marked(text: str) -> ParsedAction:
         return ParsedAction(SEARCH, (query,), thought) if query else invalid_action("Empty Action")
     lines = _ANSWER.findall(text)
     answer = "".join(lines[-1]) if lines else text.strip().rpartition("\n")[2]
-    box = _boxed(answer)
-    answer = answer if box is None else box
+    if box := _BOXED.search(answer):
+        inner = _BOXED_TEXT.fullmatch(box[1])
+        answer = inner[1] if inner else box[1]
     answer = answer.strip().strip("*").strip()  # emphasis around the label or the answer
     return ParsedAction(FINISH, (answer,), text) if answer else invalid_action("No Action")
-
-
-def _boxed(text: str) -> str | None:
-    """Returns the content of the first whole box, whose braces may be nested once.
-
-    A box that holds nothing but `\\text{...}` yields the content of the latter.
-    """
-    start = text.find(_BOX)
-    while start >= 0:
-        start, depth = start + len(_BOX), 1
-        for brace in _BRACE.finditer(text, start):
-            depth += 1 if brace[0] == "{" else -1
-            if depth == 0:
-                content = text[start : brace.start()]
-                inner = _BOXED_TEXT.fullmatch(content)
-                return inner[1] if inner else content
-            if depth > 2:
-                break
-        start = text.find(_BOX, start)
-    return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -183,29 +183,12 @@ class Settings:
     rollouts: Count = 5
 
 
-def autorefine() -> Settings:
-    """AutoRefine: five turns and the last one."""
-    return Settings(SearchAgent("autorefine", max_turns=6))
-
-
-def search_r1() -> Settings:
-    """Search-R1: two turns and the last one."""
-    return Settings(SearchAgent("search_r1", max_turns=3, max_tokens=500))
-
-
-def r1_searcher() -> Settings:
-    """R1-Searcher: groups of sixteen."""
-    return Settings(SearchAgent("r1_searcher"), rollouts=16)
-
-
-def research() -> Settings:
-    """ReSearch: groups of five."""
-    return Settings(SearchAgent("research"))
-
-
-def auto_rag() -> Settings:
-    """Auto-RAG: ten turns and the last one."""
-    return Settings(SearchAgent("auto_rag", max_turns=11, max_tokens=200))
+# The published settings; each number of turns includes the last one.
+AUTOREFINE = Settings(SearchAgent("autorefine", max_turns=6))
+SEARCH_R1 = Settings(SearchAgent("search_r1", max_turns=3, max_tokens=500))
+R1_SEARCHER = Settings(SearchAgent("r1_searcher"), rollouts=16)
+RESEARCH = Settings(SearchAgent("research"))
+AUTO_RAG = Settings(SearchAgent("auto_rag", max_turns=11, max_tokens=200))
 
 
 def reward(forest: Forest, kind: str) -> np.ndarray:

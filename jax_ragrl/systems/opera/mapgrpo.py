@@ -150,11 +150,6 @@ def sibling_advantages(
     return credit_N, weight_N
 
 
-def is_sampled(forest: Forest) -> np.ndarray:
-    """Returns whether the policy sampled each action, and not an expert alone, bool `[N]`."""
-    return forest.multiplicity_N > forest.forced_N
-
-
 def over_answers(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
     """Returns the credit `over_rollouts` by answers alone, the GRPO that OPERA compares with."""
     # `over_rollouts` sums all rewards of a rollout, and role rewards are for MAPGRPO.

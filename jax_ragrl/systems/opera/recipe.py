@@ -74,7 +74,6 @@ from jax_ragrl.systems.opera.mapgrpo import (
     Expert,
     Groups,
     Injection,
-    is_sampled,
     over_answers,
     sibling_advantages,
 )
@@ -225,7 +224,8 @@ def recipe(settings: Settings) -> Recipe:
         compare=functools.partial(sibling_advantages, injection=settings.expert),
         expander=functools.partial(groups, settings=settings),
         width=settings.group_size,
-        trainable=None if settings.expert.gradient else is_sampled,  # with any credit
+        # With any credit: the actions that the policy sampled, and not an expert alone.
+        trainable=None if settings.expert.gradient else lambda f: f.multiplicity_N > f.forced_N,
         reads_leaves=False,  # roles have their own rewards
     )
 
