@@ -87,10 +87,7 @@ def records_from_root(forest: Forest, node: int) -> list[Record]:
 
 
 def masked_credit(
-    credit: Credit,
-    trainable: Callable[[Forest], np.ndarray],
-    forest: Forest,
-    reward_N: np.ndarray,
+    credit: Credit, trainable: Callable[[Forest], np.ndarray], forest: Forest, reward_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Applies a credit rule, with weight 0 at the nodes that are not `Recipe.trainable`."""
     credit_N, weight_N = credit(forest, reward_N)

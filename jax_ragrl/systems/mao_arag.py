@@ -137,10 +137,7 @@ def _plan_error(plan: tuple[str, ...], first: bool, select_needs_search: bool) -
 
 
 def plan_regex(
-    *,
-    first: bool,
-    select_needs_search: bool = False,
-    executors: Collection[str] = EXECUTORS,
+    *, first: bool, select_needs_search: bool = False, executors: Collection[str] = EXECUTORS
 ) -> str:
     """Returns the regular expression of all legal plans, for the arguments of `parse_plan`."""
     return "|".join(

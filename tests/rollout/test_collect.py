@@ -15,17 +15,7 @@ from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, Record
 from jax_ragrl.types import LLMRequest, Question
-from tests.rollout.tape import (
-    ANN,
-    BOB,
-    PAPER,
-    Tape,
-    improvise,
-    leaves_of,
-    passage,
-    play,
-    system,
-)
+from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, leaves_of, passage, play, system
 
 KEEP_1, KEEP_NONE = "Thought: t\nAction: [1]", "Thought: t\nAction: []"
 HAND_OVER = "Thought: done\nAction: [LLM]"

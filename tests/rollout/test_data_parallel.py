@@ -32,9 +32,7 @@ def reply(request: LLMRequest) -> str | EffectError:
 
 
 def rollout(
-    questions: Sequence[Question],
-    rollouts: int,
-    copies: Sequence[Sequence[int]] | None = None,
+    questions: Sequence[Question], rollouts: int, copies: Sequence[Sequence[int]] | None = None
 ) -> Forest:
     tape = Tape(improvise, replies=dict.fromkeys(("answer_direct", "answer", "roadmap"), reply))
     tree = (

@@ -77,9 +77,7 @@ def test_training_metrics_separate_the_first_search_from_all_searches():
         "filter": ["Thought: t\nAction: [1]"] * 2,
     }
     tape = Tape(
-        texts,
-        {"a": [passage(1)], "b": [passage(4)]},
-        {"roadmap": "1. one step", "answer": "Ulm"},
+        texts, {"a": [passage(1)], "b": [passage(4)]}, {"roadmap": "1. one step", "answer": "Ulm"}
     )
     forest = play(tape, dataclasses.replace(ANN, gold=("p1", "p4")))
     metrics = rollout_recall(forest)

@@ -78,10 +78,7 @@ def test_earlier_blocks_stay_in_a_context_that_only_grows():
 
 
 def test_the_whole_block_is_trained():
-    texts = {
-        "router": [f"{BLOCK}[Retrieval] Ann"],
-        "filter": [f"{BLOCK}Thought: t\nAction: [1]"],
-    }
+    texts = {"router": [f"{BLOCK}[Retrieval] Ann"], "filter": [f"{BLOCK}Thought: t\nAction: [1]"]}
     thinks = ChangedRoles(system(), lambda role: dataclasses.replace(role, thinking=True))
     forest = collect(thinks, single_chain, (ANN,), Tape(texts).environment())
     (leaf,) = [record for record in forest.records if record.role == "leaf"]

@@ -15,10 +15,7 @@ from tests.rollout.test_collect import QUESTIONS
 from tests.tiny import tokenizer
 
 CHOOSERS = ("filter",)
-TEXTS = {
-    "router": ["[Retrieval] Ann"],
-    "filter": ["Thought: t\nAction: [2]"],
-}
+TEXTS = {"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [2]"]}
 
 
 def test_traces_are_json_and_hold_every_node():
@@ -33,12 +30,7 @@ def test_traces_are_json_and_hold_every_node():
 def test_a_tree_holds_texts_parents_rewards_and_answers():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
     (tree,) = trees(forest, credit_of(forest), 5, choosers=CHOOSERS)
-    assert tree | {"nodes": 0} == {
-        "question": ANN.text,
-        "answers": ["Ulm"],
-        "hops": 1,
-        "nodes": 0,
-    }
+    assert tree | {"nodes": 0} == {"question": ANN.text, "answers": ["Ulm"], "hops": 1, "nodes": 0}
     router, kept, leaf = tree["nodes"]
     assert [n["parent"] for n in tree["nodes"]] == [None, 0, 1]
     assert [n["credit"] for n in tree["nodes"]] == [1.0, 1.0, 1.0]

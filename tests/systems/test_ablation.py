@@ -37,13 +37,7 @@ def job(system: str, changes: dict[str, object]) -> Job:
 
 @pytest.mark.parametrize(
     ("system", "changes"),
-    [
-        ("c3po", GRPO),
-        ("mao_arag", GRPO),
-        ("coda", PPO),
-        ("opera", PPO),
-        ("tree_grpo", PPO),
-    ],
+    [("c3po", GRPO), ("mao_arag", GRPO), ("coda", PPO), ("opera", PPO), ("tree_grpo", PPO)],
 )
 def test_an_incompatible_objective_is_rejected(system, changes):
     with pytest.raises(UserError, match="the credit of this system is not made for"):

@@ -95,9 +95,5 @@ def recipe(settings: Settings) -> Recipe:
     agent = executor.recipe(executor.Settings(settings.system, settings.rollouts))
     tree = settings.tree
     return dataclasses.replace(
-        agent,
-        credit=None,
-        compare=leaf_advantages,
-        expander=lambda roles: tree,
-        width=tree.width,
+        agent, credit=None, compare=leaf_advantages, expander=lambda roles: tree, width=tree.width
     )

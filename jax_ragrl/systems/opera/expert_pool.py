@@ -205,9 +205,7 @@ def vector_cosines(
 
 
 def build_pool(
-    candidates: Iterable[Candidate],
-    max_cosine: float = 0.85,
-    similarity: Similarity = word_cosines,
+    candidates: Iterable[Candidate], max_cosine: float = 0.85, similarity: Similarity = word_cosines
 ) -> Pool:
     """Returns the distinct candidates of every instance, best first.
 

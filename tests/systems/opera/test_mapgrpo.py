@@ -78,11 +78,7 @@ def test_all_plans_continue_and_all_queries_are_searched():
         (ALWAYS, "q", Branching(3, BEST, 1, skip=1)),
         (ALWAYS, "unknown", Branching(4, (), 1)),  # not in the pool
         (OFF, "q", Branching(4, (), 1)),
-        (
-            Injection(replaces="worst"),
-            "q",
-            Branching(4, BEST, 1, skip=1),
-        ),
+        (Injection(replaces="worst"), "q", Branching(4, BEST, 1, skip=1)),
         (Injection(roles=(PLAN,)), "q", Branching(4, (), 1)),
         (Injection(continue_with="expert"), "q", Branching(3, BEST, 1)),
     ],
