@@ -152,11 +152,12 @@ def test_a_search_does_not_wait_for_calls_of_the_language_model(monkeypatch: pyt
     assert [answer for answer, _ in leaves_of(forest)] == ["Ulm", "Ulm"]
 
 
+@pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("on_device", [False, True])
-def test_models_on_the_devices_run_in_the_thread_of_the_sampler(on_device: bool):
+def test_models_on_the_devices_run_in_the_thread_of_the_sampler(on_device: bool, lockstep: bool):
     tape = Uneven(improvise, replies=dict.fromkeys(PURPOSES, "Ulm"))
     tape.on_device = on_device  # type: ignore[attr-defined]
-    roll_out(tape, TREE, lockstep=False)
+    roll_out(tape, TREE, lockstep=lockstep)
     here = threading.get_ident()
     names = {name for name, thread in tape.threads if thread == here}
     assert names == ({"sampler", "retriever", "llm"} if on_device else {"sampler"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import pytest
@@ -22,13 +21,10 @@ from tests.rollout.tape import ANN, BOB, Tape, action, passage
 PROMPT = (Message("user", "go"),)
 
 
-@dataclasses.dataclass(frozen=True)
 class Fan:
     """Two actions, a search and an answer concurrently; then the end."""
 
-    @property
-    def roles(self):
-        return {"left": Role("left", ParsedAction), "right": Role("right", ParsedAction)}
+    roles = {"left": Role("left", ParsedAction), "right": Role("right", ParsedAction)}
 
     def steps(self, question: Question):
         request = LLMRequest("answer", (Message("system", "be brief"), *PROMPT))
@@ -84,13 +80,10 @@ def test_concurrent_effects_cannot_branch():
         fan(lambda effect, question: Branching(2))
 
 
-@dataclasses.dataclass(frozen=True)
 class Again:
     """Two concurrent actions, twice."""
 
-    @property
-    def roles(self):
-        return {"a": Role("a", ParsedAction)}
+    roles = {"a": Role("a", ParsedAction)}
 
     def steps(self, question: Question):
         for _ in range(2):
@@ -104,7 +97,6 @@ def test_every_action_of_a_rollout_has_its_own_seed():
     assert len(set(tape.seeds)) == 4
 
 
-@dataclasses.dataclass(frozen=True)
 class Lookup(Again):
     """An action, then two concurrent searches."""
 
@@ -120,13 +112,8 @@ def test_an_action_stores_the_passages_of_its_searches():
     assert [p.id for p in forest.records[0].passages] == ["p1", "p2", "p5"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
+class Line(Again):
     """Two actions, one after the other."""
-
-    @property
-    def roles(self):
-        return {"a": Role("a", ParsedAction)}
 
     def steps(self, question: Question):
         first = yield Generate("a", PROMPT)
@@ -191,13 +178,8 @@ def test_skipped_actions_are_recorded_and_not_continued(follow, skip, parents):
     assert forest.leaf_N.sum() == len(parents) ** 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Looks:
+class Looks(Again):
     """A query, its search, a comment on the passages, and the end."""
-
-    @property
-    def roles(self):
-        return {"a": Role("a", ParsedAction)}
 
     def steps(self, question: Question):
         query = yield Generate("a", PROMPT, 1)
@@ -251,36 +233,19 @@ def tokenizer():
     return ChatTokenizer.load(policy_folder("tiny"))
 
 
-def test_a_context_only_grows(tokenizer):
-    ids_of_action = (*tokenizer.encode("Action: go"), tokenizer.stop_ids[0])
-    for chat in (True, False):
-        start = context_ids(tokenizer, PROMPT, (), chat)
-        turn = context_ids(
-            tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("a <|im_end|> b")), chat
-        )
-        more = context_ids(
-            tokenizer,
-            PROMPT,
-            (ModelOutput(ids_of_action), Observation("a <|im_end|> b"), ModelOutput(ids_of_action)),
-            chat,
-        )
-        assert (
-            turn[: len(start) + len(ids_of_action)] == start + ids_of_action
-            and more == turn + ids_of_action
-        )
-
-
-def test_an_observation_cannot_close_a_turn(tokenizer):
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_context_only_grows_and_an_observation_cannot_close_a_turn(tokenizer, chat):
     stop = tokenizer.stop_ids[0]
-    ids_of_action = (*tokenizer.encode("go"), stop)
-    turn = context_ids(
-        tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("a <|im_end|> b")), True
+    output, observation = (
+        ModelOutput((*tokenizer.encode("go"), stop)),
+        Observation("a <|im_end|> b"),
     )
-    plain = context_ids(
-        tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("a <|im_end|> b")), False
-    )
-    start = len(context_ids(tokenizer, PROMPT, (), True))
-    assert turn[start:].count(stop) == 2 and plain[start:].count(stop) == 1
+    start = context_ids(tokenizer, PROMPT, (), chat)
+    turn = context_ids(tokenizer, PROMPT, (output, observation), chat)
+    more = context_ids(tokenizer, PROMPT, (output, observation, output), chat)
+    assert turn[: len(start) + len(output.ids)] == start + output.ids
+    assert more == turn + output.ids
+    assert turn[len(start) :].count(stop) == (2 if chat else 1)
 
 
 def test_an_unsampled_chat_turn_ends_with_the_stop_token(tokenizer):
@@ -306,14 +271,8 @@ def test_model_outputs_are_never_encoded_again():
 
 def test_a_conversation_equals_the_chat_template(tokenizer):
     turns = [Message("user", "go"), Message("assistant", "one"), Message("user", "two")]
-    ids_of_action = (*tokenizer.encode("one"), tokenizer.stop_ids[0])
-    template_ids = tuple(tokenizer.chat(turns))
-    assert (
-        context_ids(tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("two")), True)
-        == template_ids
-    )
+    ids = (*tokenizer.encode("one"), tokenizer.stop_ids[0])
     # The observation closes an action that was cut before its stop token.
-    assert (
-        context_ids(tokenizer, PROMPT, (ModelOutput(ids_of_action[:-1]), Observation("two")), True)
-        == template_ids
-    )
+    for output in (ModelOutput(ids), ModelOutput(ids[:-1])):
+        context = context_ids(tokenizer, PROMPT, (output, Observation("two")), True)
+        assert context == tuple(tokenizer.chat(turns))

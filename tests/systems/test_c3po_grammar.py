@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.systems.c3po import (
-    C3PO,
     LLM,
     MAX_QUERY_WORDS,
     NO_RETRIEVAL,
@@ -19,35 +18,7 @@ from jax_ragrl.systems.c3po import (
     render_filter,
     render_router,
 )
-
-PARSERS = (parse_router, parse_filter, parse_decision)
-LEGAL = {
-    parse_router: {NO_RETRIEVAL, RETRIEVAL, PLANNING},
-    parse_filter: {"Select"},
-    parse_decision: {RETRIEVAL, LLM},
-}
-
-# Any code point, including lone surrogates, and pieces that resemble the grammars.
-ANYTHING = st.text(st.characters(exclude_categories=()))
-PIECES = st.lists(
-    st.sampled_from(
-        [
-            *("Thought:", "Action:", "[", "]", "[]", "[[", "]]", ",", "[1]", "[1, 2", " ", "\n"),
-            *("[Retrieval]", "[No Retrieval]", "[Planning]", "[LLM]", "Retrieval", "query"),
-            *("9" * 5000, "-", "+", "1", "٣", "²", "\ud800", "\x00", "\u2028", "e", "1_0", "0x1"),
-        ]
-    )
-).map("".join)
-
-
-@pytest.mark.parametrize("parse", PARSERS)
-@hypothesis.given(text=ANYTHING | PIECES)
-def test_a_parser_never_raises_and_names_errors(parse, text):
-    result = parse(text)
-    if result.valid:
-        assert result.action in LEGAL[parse] and not result.error
-    else:
-        assert result.error in C3PO.FAULTS and not result.action and not result.args
+from tests.systems.test_parsers import ANYTHING, PIECES
 
 
 @hypothesis.given(text=ANYTHING | PIECES)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -62,17 +60,6 @@ DOCUMENTS = "told 1 title 1: text 1\n2 title 2: text 2"
 )
 def test_a_turn_parses_as_its_first_action(parse, text, action):
     assert parse(text) == action
-
-
-@hypothesis.given(st.lists(st.sampled_from(["<task>", "</task>", "</answer>", "<answer>", "a"])))
-def test_any_turn_parses(pieces):
-    action = parse_planner("".join(pieces))
-    assert action.valid == bool(action.args and action.args[0].strip()) == (not action.error)
-
-
-@hypothesis.given(st.text())
-def test_any_text_parses(text):
-    assert parse_planner(text).error in ("", "No Action", "Empty Action")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.world import World, generate
@@ -28,7 +27,6 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.mao_arag import (
     MAOARAG,
-    NAMES,
     PLANS,
     QDP,
     QDS,
@@ -51,26 +49,10 @@ from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mao_arag import Teacher
 from tests.rollout.tape import ANN, Tape, passage
+from tests.systems.test_parsers import ANYTHING
 from tests.tiny import tokenizer
 
 # --- Grammar -------------------------------------------------------------------------------------
-
-ANYTHING = st.text(st.characters(exclude_categories=()))
-PIECES = st.lists(
-    st.sampled_from(
-        [*NAMES, *"QDS QDP QR R DS AG AS".split(), ",", " and ", "Workflow:", "\n", "."]
-    )
-).map("".join)
-
-
-@hypothesis.given(text=ANYTHING | PIECES, first=st.booleans(), strict=st.booleans())
-def test_a_parser_never_raises_and_names_errors(text, first, strict):
-    action = parse_plan(text, first=first, select_needs_search=strict)
-    if action.valid:
-        legal = (*WORKFLOWS, (QDS,), (QDP,)) if first else WORKFLOWS
-        assert action == ParsedAction("Plan", action.args) and action.args in legal
-    else:
-        assert action == invalid_action(action.error) and action.error in MAOARAG.FAULTS
 
 
 def test_sixteen_workflows_and_two_decompositions_are_legal():

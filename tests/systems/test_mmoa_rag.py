@@ -54,22 +54,6 @@ from tests.systems.talk import talk
 
 # --- Grammars ------------------------------------------------------------------------------------
 
-ANYTHING = st.text(st.characters(exclude_categories=()))
-PIECES = st.lists(
-    st.sampled_from(
-        ["Document", "0", "7", "9" * 5000, ",", " ", "\n", "\n\n", "*", "**", "²", "-1", "\ud800"]
-        + ["Answer: ", "The answer is: ", "\x00", "\u2028", "word", "1_0", "+1"]
-    )
-).map("".join)
-
-
-@pytest.mark.parametrize("parse", [parse_queries, parse_selection, parse_answer])
-@hypothesis.given(text=ANYTHING | PIECES)
-def test_a_parser_never_raises_and_names_errors(parse, text):
-    action = parse(text)
-    assert action.valid == bool(action.action) == (not action.error)
-    assert action.valid or action.error in MMOARAG.FAULTS
-
 
 @pytest.mark.parametrize(
     ("text", "queries", "error"),

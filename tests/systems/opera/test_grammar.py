@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 
-import hypothesis
-import hypothesis.strategies as st
 import pytest
 
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
@@ -73,7 +71,10 @@ def test_json_lines_declare_their_needs():
     assert parse_plan(text).args == (Step("a"), Step("b", (1,)))
 
 
-def test_a_comma_inside_a_sub_goal_stays():
+def test_a_comma_is_removed_before_a_bracket_but_not_in_a_string():
+    assert parse_plan('["a, ]", "b",]').args == (Step("a, ]"), Step("b"))
+    # A quote that is never closed begins no string.
+    assert parse_plan('He said "no: \\" [3, "c",\n]').args == (Step("c"),)
     assert parse_plan('["a [1,] b,]",]').args[0].goal == "a [1,] b,]"
 
 
@@ -219,23 +220,6 @@ def test_a_rewritten_query_parses(text, text_back, strategy, score, error):
 
 
 # --- All of them --------------------------------------------------------------------------------
-
-PIECES = ["[", "]", "{", "}", '"', ":", ",", "status", "answer", "yes", "no", "1", ") ", "\n", "a",
-          "[answer 1]", "<subquestion>", "</subquestion>", "rewritten_query"]  # fmt: skip
-
-
-@hypothesis.given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
-def test_any_text_parses(text):
-    plan = parse_plan(text)
-    assert plan.valid == bool(plan.args) and all(step.goal for step in plan.args)
-    assert parse_analysis(text).action in ("yes", "no", "")
-    assert 0 <= parse_rewrite(text).format_score <= 1
-
-
-@pytest.mark.parametrize("parse", [parse_plan, parse_analysis, parse_rewrite])
-@pytest.mark.parametrize("text", ["[" * 20000, '{"a":' * 20000, f"[{'9' * 5000}]", "\ud800"])
-def test_adversarial_texts_parse(parse, text):
-    assert isinstance(parse(text), ParsedAction)
 
 
 def test_rendered_actions_parse_back():
