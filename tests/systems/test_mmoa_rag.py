@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
 import re
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.errors import UserError
@@ -216,14 +214,17 @@ ALL = {"rewriter": "a", "selector": "Document1", "generator": "**Ulm**"}
         ("S+G", [("search", ANN.text, 2), ("selector",), ("generator",)], [2]),
         ("QR+G", [("rewriter",), ("search", "a", 2), ("generator",)], [1, 2]),
         ("G", [("search", ANN.text, 2), ("generator",)], [1, 2]),
+        ("QR", [("rewriter",), ("search", "a", 2), ("answer",)], [1, 2]),
+        ("S", [("search", ANN.text, 2), ("selector",), ("answer",)], [2]),
     ],
 )
 def test_a_module_that_is_off_passes_through(modules, log, prompt_documents):
-    forest, tape = play(ALL, modules=modules, top_k=2)
+    """Without a generator the frozen reader answers."""
+    forest, tape = play(ALL, tape=Tape({}, replies={"answer": "**Ulm**"}), modules=modules, top_k=2)
     assert tape.log == log and forest.records[-1].answer == "Ulm"
     lines = [f"{i} title {n}: text {n}" for i, n in enumerate(prompt_documents)]
     assert tape.prompts[-1] == "\n".join(["answer **", *lines, f"Question: {ANN.text}"])
-    roles = [name for (name, *_) in log if name != "search"]
+    roles = [name for (name, *_) in log if name not in ("search", "answer")]
     assert list(MMOARAG(modules=modules).roles) == roles
 
 
@@ -237,32 +238,6 @@ def test_without_documents_the_prompt_has_no_section():
         for text in ("", "Document0")
     )
     assert none.messages == direct != one.messages
-
-
-def test_unknown_modules_are_rejected():
-    with pytest.raises(UserError, match=r"modules is 'QR\+S': use one of QR\+S\+G"):
-        MMOARAG(modules="QR+S")
-
-
-@pytest.mark.parametrize(
-    ("modules", "log", "prompt_documents"),
-    [
-        ("QR", [("rewriter",), ("search", "a", 2), ("answer",)], [1, 2]),
-        ("S", [("search", ANN.text, 2), ("selector",), ("answer",)], [2]),
-    ],
-)
-def test_a_single_module_uses_the_frozen_reader(modules, log, prompt_documents):
-    tape = Tape({}, replies={"answer": "**Ulm**"})
-    forest, _ = play(ALL, tape=tape, modules=modules, top_k=2)
-    assert tape.log == log and forest.records[-1].answer == "Ulm"
-    lines = [f"{i} title {n}: text {n}" for i, n in enumerate(prompt_documents)]
-    assert tape.prompts[-1] == "\n".join(["answer **", *lines, f"Question: {ANN.text}"])
-    assert [call.purpose for call in forest.records[-1].calls] == ["search", "answer"]
-
-
-def test_an_empty_reply_of_the_reader_fails():
-    forest, _ = play(ALL, tape=Tape({}, replies={"answer": " "}), modules="QR")
-    assert (forest.records[-1].answer, forest.records[-1].finish_reason) == (None, "No Answer")
 
 
 @pytest.mark.parametrize(
@@ -362,6 +337,10 @@ def test_an_unknown_rule_is_rejected():
         Settings(penalties=Penalties(query_rule="lines"))
     with pytest.raises(UserError, match=r"recipe\.reward is 'em': use one of f1, em_f1_hit"):
         Settings(reward="em")
+    with pytest.raises(UserError, match=r"modules is 'QR\+S': use one of QR\+S\+G"):
+        MMOARAG(modules="QR+S")
+    with pytest.raises(UserError, match="label is 'x': use one of both, answer"):
+        heuristic_demos(MMOARAG(), [], None, random.Random(0), label="x")
 
 
 @pytest.mark.parametrize(
@@ -386,15 +365,11 @@ def test_a_single_rewriter_earns_em_f1_hit(answer, passage_text, score):
 # --- Heuristic labels ----------------------------------------------------------------------------
 
 
-def test_labels_use_words_of_question_or_answer():
+def test_a_document_with_a_word_of_question_or_answer_is_useful():
     question = Question("q", "Who directed the film Jaws?", ("Steven Spielberg",))
     assert words_of_both(question) == ["directed", "film", "jaws", "steven", "spielberg"]
     assert words_of_answer(question) == ["steven", "spielberg"]
-    stop = Question("q", "Is it in Rome?", ("No",))
-    assert words_of_answer(stop) == ["rome"]
-
-
-def test_a_document_with_a_label_word_is_useful():
+    assert words_of_answer(Question("q", "Is it in Rome?", ("No",))) == ["rome"]
     passages = [
         Passage("1", "Jaws", "A fish."),
         Passage("2", "Duel", "Spielbergs first."),
@@ -405,17 +380,12 @@ def test_a_document_with_a_label_word_is_useful():
 
 
 @functools.cache
-def small_world() -> World:
-    return generate(0, 60)
-
-
-@functools.cache
-def index():
-    return build_world_retriever(small_world())
+def small_world() -> tuple[World, Any]:
+    return (world := generate(0, 60)), build_world_retriever(world)
 
 
 def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
-    question = next(q for q in small_world().questions["train"] if q.hops == 1)
+    question = next(q for q in small_world()[0].questions["train"] if q.hops == 1)
     blank = Question("none", "Who knows?", ())
     rewritings = {question.id: "one search; another "}
 
@@ -423,7 +393,7 @@ def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
         system = MMOARAG(style="mmoa_rag_tiny", top_k=4, document_word="D", **changes)
         overrides = {"rewritings": rewritings, "label": "answer"}
         chance = random.Random(0)
-        demos = heuristic_demos(system, [question, blank], index(), chance, **overrides)
+        demos = heuristic_demos(system, [question, blank], small_world()[1], chance, **overrides)
         assert {demo.question for demo in demos} == {question.id}
         return [demo.example(tokenizer) for demo in demos]
 
@@ -441,11 +411,6 @@ def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
     assert [e.role for e in rows(modules="QR+G")] == ["rewriter", "generator"]
 
 
-def test_an_unknown_label_is_rejected():
-    with pytest.raises(UserError, match="label is 'x': use one of both, answer"):
-        heuristic_demos(MMOARAG(), [], index(), random.Random(0), label="x")
-
-
 # --- The teacher ---------------------------------------------------------------------------------
 
 
@@ -453,7 +418,9 @@ def accuracy_of(tokenizer, questions, **options) -> float:
     """The share of questions that the teacher answers from the small corpus."""
     system = MMOARAG(style="mmoa_rag_tiny", top_k=4, document_word="D")
     sampler = TeacherSampler(Teacher(document_word="D", **options), tokenizer)
-    forest = collect(system, single_chain, questions, Environment(sampler, index(), Tape({})))
+    forest = collect(
+        system, single_chain, questions, Environment(sampler, small_world()[1], Tape({}))
+    )
     mmoa_recipe = recipe(Settings(system))
     reward_N = mmoa_recipe.reward(forest)
     assert (reward_N >= 0).all(), "the teacher breaks no rule"
@@ -461,23 +428,14 @@ def accuracy_of(tokenizer, questions, **options) -> float:
 
 
 def test_one_search_answers_independent_questions(tokenizer):
-    questions = [q for split in small_world().questions.values() for q in split]
+    questions = [q for split in small_world()[0].questions.values() for q in split]
     flat = [q for q in questions if q.hops == 1 or q.kind == "comparison"]
     chains = [q for q in questions if q.hops == 2 and q.kind == "chain"]
     assert accuracy_of(tokenizer, flat) > 0.97
     # The second hop of a chain needs the answer of the first, unless it is famous.
-    famous = {pair: small_world().facts[pair[0]][pair[1]] for pair in small_world().famous}
+    world, _ = small_world()
+    famous = {pair: world.facts[pair[0]][pair[1]] for pair in world.famous}
     assert accuracy_of(tokenizer, chains) < 0.1 < accuracy_of(tokenizer, chains, known=famous) < 0.6
     # Careless: a copied question is a worse query for two facts at once.
     assert accuracy_of(tokenizer, flat, p_copy_question=1.0, p_keep_related=1.0) < 0.97
     assert accuracy_of(tokenizer, flat, p_keep_first=1.0) < 0.8
-
-
-# --- Configuration -------------------------------------------------------------------------------
-
-
-def test_answers_of_the_tiny_config_are_short():
-    # Its answers have at most 16 tokens, which never exceed the paper's limit of 30 words.
-    tiny = build(Settings, load_config(CONFIGS / "tiny/mmoa_rag.py", [])["recipe"])
-    penalties = dataclasses.replace(paper().penalties, max_answer_words=8)
-    assert tiny.penalties == penalties and tiny.system.style == "mmoa_rag_tiny"
