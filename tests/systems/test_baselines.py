@@ -25,7 +25,6 @@ from jax_ragrl.systems.baselines.script import ScriptedSystem
 from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
-from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
 from jax_ragrl.text.prompts import parse_passages, template
 from jax_ragrl.types import LLMRequest, Passage
@@ -113,19 +112,6 @@ def test_the_reranker_answers_from_the_best_grades():
     assert "title 4" not in tape.prompts[-1]
 
 
-def test_malformed_grades_keep_the_retrievers_order():
-    tape = tape_of({"grade": ["I do not know."]})
-    end_of(Reranker("baselines_tiny", 2), tape)
-    assert "1 title 1: text 1\n2 title 2: text 2\n" in tape.prompts[-1]
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_the_reranker_accepts_few_passages(count):
-    tape = tape_of({"grade": ["3"]}, hit_map={QUERY: [passage(1)][:count]})
-    assert end_of(Reranker("baselines_tiny", 2), tape)[:2] == ("Ulm", "answered")
-    assert purposes(tape) == ["search"] + ["grade"] * count + [["answer_direct", "answer"][count]]
-
-
 # --- REPLUG --------------------------------------------------------------------------------------
 
 
@@ -138,10 +124,12 @@ def test_replug_answers_per_passage_and_votes():
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_replug_accepts_few_passages(count):
-    tape = tape_of({}, hit_map={QUERY: [passage(1)][:count]})
-    assert end_of(Replug("baselines_tiny", 2), tape)[:2] == ("Ulm", "answered")
-    assert purposes(tape) == ["search", ["answer_direct", "answer"][count]]
+@pytest.mark.parametrize("system", [Replug, Reranker, SelfRAG])
+def test_few_passages_suffice(system, count):
+    replies = {"retrieve": ["yes"], "grade": ["3"]}
+    tape = tape_of(replies, hit_map={QUERY: [passage(1)][:count]})
+    assert end_of(system("baselines_tiny", 2), tape)[:2] == ("Ulm", "answered")
+    assert ("answer_direct", "answer")[count] in purposes(tape)
 
 
 def test_a_passage_weighs_the_softmax_of_its_score():
@@ -226,18 +214,14 @@ def test_thoughts_and_searches_alternate_until_the_answer():
 
 
 @pytest.mark.parametrize(
-    ("reply", "fault"), [(" \n", "Empty Thought"), ("The answer is: .", "Empty Answer")]
+    ("reply", "faults"),
+    [(" \n", ("Empty Thought",)), ("The answer is: .", ("Empty Answer",)), ("Ducks dive.", ())],
 )
-def test_an_unfinished_chain_is_answered_from_passages(reply, fault):
+def test_an_unfinished_chain_is_answered_from_passages(reply, faults):
+    """It ends with a malformed thought, or with the last that is allowed."""
     tape = tape_of({"thought": ["Ducks swim.", reply]})
-    assert end_of(IRCoT("baselines_tiny", 2), tape) == ("Ulm", "answered", (fault,))
-    assert purposes(tape) == ["search", "thought"] * 2 + ["answer"]
-
-
-def test_a_chain_has_a_limit():
-    tape = tape_of({"thought": ["Ducks swim."]})
-    assert end_of(IRCoT("baselines_tiny", 2, thoughts=3), tape) == ("Ulm", "answered", ())
-    assert purposes(tape) == ["search", "thought"] * 3 + ["search", "answer"]
+    assert end_of(IRCoT("baselines_tiny", 2, thoughts=2), tape) == ("Ulm", "answered", faults)
+    assert purposes(tape) == ["search", "thought"] * 2 + ["search"] * (not faults) + ["answer"]
 
 
 # --- ReAct and Search-o1 -------------------------------------------------------------------------
@@ -245,22 +229,13 @@ def test_a_chain_has_a_limit():
 
 def test_react_sees_search_results_until_it_finishes():
     turns = ["Who is Ann?\nSearch[Ann  Lee]\nObservation: made up", "Finish[Ulm]"]
-    tape = tape_of({"react": turns})
+    requests: list[LLMRequest] = []
+    tape = Tape({}, replies={"react": lambda r: requests.append(r) or turns.pop(0)})
     assert end_of(ReAct("baselines_tiny", 2), tape) == ("Ulm", "answered", ())
     assert tape.log == [("react",), ("search", "Ann Lee", 2), ("react",)]
+    assert requests[-1].messages[1].content == "Who is Ann?\nSearch[Ann  Lee]", "cut"
+    assert [m.role for m in requests[-1].messages] == ["user", "assistant", "user"]
     assert tape.prompts[-1] == "found\n1 title 1: text 1\n2 title 2: text 2"
-
-
-def test_a_turn_is_cut_after_its_action():
-    prompts: list[LLMRequest] = []
-
-    def reply(request: LLMRequest) -> str:
-        prompts.append(request)
-        return "so\nSearch[Ann]\nmade up" if len(prompts) == 1 else "Finish[x]"
-
-    end_of(ReAct("baselines_tiny", 2), Tape({}, replies={"react": reply}))
-    assert [m.role for m in prompts[1].messages] == ["user", "assistant", "user"]
-    assert prompts[1].messages[1].content == "so\nSearch[Ann]"
 
 
 def test_turns_without_an_action_are_reminded():
@@ -292,12 +267,6 @@ def test_search_o1_reads_with_its_reasoning():
     assert "1 title 1: text 1" in distil and "Query: Ann" in distil and QUERY in distil
     assert after == "found\nAnn: Ulm"
     assert f"First Ann.{BEGIN}Ann{END}\nfound\nAnn: Ulm\n{BEGIN}Lee{END}" in second
-
-
-def test_an_unmarked_search_o1_turn_answers():
-    tape = tape_of({"search_o1": ["", "so be it\nUlm"]})
-    assert end_of(SearchO1("baselines_tiny", 2), tape) == ("Ulm", "answered", ("No Action",))
-    assert tape.prompts[1] == "search or Answer:"
 
 
 # --- Self-RAG ------------------------------------------------------------------------------------
@@ -333,12 +302,6 @@ def test_malformed_verdicts_search_and_count_as_no():
     tape = tape_of(reply_lists | {"supported": ["no"], "useful": ["no"]})
     faults = ("Invalid Verdict", "Invalid Verdict")
     assert end_of(SelfRAG("baselines_tiny", 2), tape) == ("Ulm", "answered", faults)
-
-
-def test_self_rag_without_passages_answers_directly():
-    tape = tape_of({"retrieve": ["yes"]}, hit_map={QUERY: []})
-    assert end_of(SelfRAG("baselines_tiny", 2), tape) == ("Ulm", "answered", ())
-    assert purposes(tape) == ["retrieve", "search", "answer_direct"]
 
 
 # --- SlimPLM -------------------------------------------------------------------------------------
@@ -413,25 +376,12 @@ def test_the_class_selects_the_strategy(letter, strategy, requests):
     tape = tape_of(
         {"thought": ["Ducks swim.", "So the answer is: Ulm."]}, texts={"classifier": [letter]}
     )
-    forest = forest_of(AdaptiveRAG("baselines_tiny", 2), tape)
+    forest = forest_of(AdaptiveRAG("baselines_tiny", 2, IRCoT(top_k=9)), tape)
     assert purposes(tape) == ["classifier", *requests]
+    assert all(entry[2] == 2 for entry in tape.log if entry[0] == "search")
     leaf = forest.records[-1]
     assert (leaf.answer, leaf.state.strategy) == ("Ulm", strategy)
     assert forest.records[0].parse_error == ("Invalid Class" if letter == "D" else "")
-
-
-def test_a_malformed_class_is_counted_once():
-    tape = tape_of({}, texts={"classifier": ["D"]})
-    result = evaluate(AdaptiveRAG("baselines_tiny", 2), [ANN], tape.environment())
-    assert result.invalid_actions == {"Invalid Class": 1} and result.finish_reasons == {
-        "answered": 1
-    }
-
-
-def test_adaptive_rag_passes_its_settings_to_ircot():
-    tape = tape_of({"thought": ["So the answer is: Ulm."]}, texts={"classifier": ["C"]})
-    forest_of(AdaptiveRAG("baselines_tiny", 4, IRCoT(top_k=9)), tape)
-    assert ("search", QUERY, 4) in tape.log
 
 
 @pytest.mark.parametrize(
@@ -451,20 +401,6 @@ def test_a_fixed_strategy_never_calls_the_router(strategy, requests):
     assert purposes(tape) == requests and "router" not in fixed_system.roles
     assert result.strategies == {strategy: 1} and result.answers == ("Ulm",)
     assert searches(tape) == {RETRIEVAL: [QUERY], PLANNING: ["Ann"]}.get(strategy, [])
-
-
-def test_fixed_strategies_match_simple_baselines():
-    def reply_lists(request: LLMRequest) -> str:
-        return str(hash(request.messages[-1].content))
-
-    tapes = [Tape({"filter": ["Thought: t\nAction: [1, 2]"]}, replies={"answer": reply_lists,
-             "answer_direct": reply_lists}) for _ in range(4)]  # fmt: skip
-    pairs = [
-        (FixedStrategy(system(), NO_RETRIEVAL), direct("c3po_tiny")),
-        (FixedStrategy(system(), RETRIEVAL), StandardRAG("c3po_tiny", 2)),
-    ]
-    for i, (fixed_system, plain) in enumerate(pairs):
-        assert end_of(fixed_system, tapes[2 * i])[0] == end_of(plain, tapes[2 * i + 1])[0]
 
 
 # --- Every prompt --------------------------------------------------------------------------------

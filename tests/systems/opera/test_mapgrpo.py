@@ -58,14 +58,9 @@ def groups(
 # --- Groups -------------------------------------------------------------------------------------
 
 
-def test_only_trained_roles_have_groups():
-    expander = groups(ANALYSIS)
-    assert expander(effect(PLAN), "q") == expander(effect(REWRITE), "q") == Branching(1)
-    assert expander(effect(ANALYSIS), "q") == Branching(3, BEST, 1, skip=1)
-
-
 def test_all_plans_continue_and_all_queries_are_searched():
     expander = groups(PLAN, REWRITE)
+    assert expander(effect(ANALYSIS), "q") == Branching(1)
     assert expander(effect(PLAN), "q") == Branching(3, (ForcedAction("best plan"),), None, skip=1)
     assert expander(effect(REWRITE), "q") == Branching(
         3, (ForcedAction("best rewrite"),), 1, peek=True, skip=1
@@ -126,13 +121,6 @@ def test_the_next_sub_goal_uses_the_continued_action(continued):
     assert hits_by_query == ["birthplace of Ann Lee", LATER[continued]]
 
 
-def test_without_an_expert_the_same_action_continues():
-    write = {PLAN: [CHAIN], ANALYSIS: [ROM, NO, YES, YES, YES, YES], REWRITE: []}
-    alone, paths = searches(ANALYSIS, OFF, None, write)
-    assert alone == ["birthplace of Ann Lee", LATER["sampled"]]
-    assert paths == [(0, 0), (0, 1), (0, 2)]
-
-
 def test_an_expert_equal_to_the_first_sample_merges():
     write = {PLAN: [CHAIN], ANALYSIS: [BERN, ROM, YES, YES], REWRITE: []}
     hits_by_query, paths = searches(ANALYSIS, ALWAYS, BERN, write)
@@ -176,11 +164,45 @@ def close(rows):
     return [(text, pytest.approx(credit, abs=1e-6), weight) for text, credit, weight in rows]
 
 
-def test_the_advantage_is_relative_to_the_sibling_mean():
-    mean = (1.0 + 0.35 + 0.1) / 3
-    assert analyses(YES, ROM, NO) == close(
-        [(YES, 1 - mean, 1), (ROM, 0.35 - mean, 1), (NO, 0.1 - mean, 1)]
-    )
+RIGHT, WRONG, REFUSAL = 1.0, 0.35, 0.1
+SILENT, WORST = Injection(gradient=False), Injection(replaces="worst")
+
+
+@pytest.mark.parametrize(
+    ("samples", "injection", "best", "mean", "factors"),
+    [
+        ((YES, ROM, NO), OFF, None, (RIGHT + WRONG + REFUSAL) / 3, (1, 1, 1)),
+        ((YES, YES, YES), OFF, None, RIGHT, (3,)),  # equals learn nothing
+        # An expert is trained like any other.
+        ((ROM, NO), ALWAYS, YES, (RIGHT + WRONG + REFUSAL) / 3, (1, 1, 1)),
+        # A sample that equals the expert is trained although the expert is not.
+        ((YES, NO), SILENT, YES, (2 * RIGHT + REFUSAL) / 3, (1, 1)),
+        # The expert takes the place of the worst sample, of one of several equal ones, and not its
+        # own; without an expert no sample is dropped.
+        ((ROM, NO, ROM), WORST, YES, (RIGHT + 2 * WRONG) / 3, (1, 2, 0)),
+        ((NO, NO, NO), WORST, YES, (RIGHT + 2 * REFUSAL) / 3, (1, 2)),
+        ((YES, ROM), WORST, NO, (RIGHT + REFUSAL) / 2, (1, 1, 0)),
+        ((YES, NO), WORST, None, (RIGHT + REFUSAL) / 2, (1, 1)),
+    ],
+)
+def test_the_advantage_is_relative_to_the_mean_of_the_group(
+    samples, injection, best, mean, factors
+):
+    """A factor counts the copies of a node that are compared and trained."""
+    rewards = {YES: RIGHT, ROM: WRONG, NO: REFUSAL}
+    texts = [*dict.fromkeys((*([best] if best else []), *samples))]
+    expected = [
+        (text, factor * (rewards[text] - mean), factor > 0)
+        for text, factor in zip(texts, factors, strict=True)
+    ]
+    assert analyses(*samples, injection=injection, best=best) == close(expected)
+
+
+def test_an_expert_without_gradient_only_raises_the_mean():
+    mean = (RIGHT + WRONG + REFUSAL) / 3
+    rows = analyses(ROM, NO, injection=SILENT, best=YES)
+    assert rows == close([(YES, 0.0, 0), (ROM, WRONG - mean, 1), (NO, REFUSAL - mean, 1)])
+    assert sum(credit for _, credit, _ in rows) < 0
 
 
 def test_merged_actions_have_the_gradient_of_their_copies():
@@ -208,10 +230,6 @@ def test_merged_actions_have_the_gradient_of_their_copies():
     assert gradient_of((5, 7), (6, 1)) == apart == {(5, 9): 0.875, (6, 9): -0.875}
 
 
-def test_a_group_of_equals_learns_nothing():
-    assert analyses(YES, YES, YES) == close([(YES, 0.0, 1)])
-
-
 def test_normalization_uses_the_deviation_of_all_samples():
     """Merged copies, three of one text and one of another, equal GRPO's four samples."""
     records = [
@@ -223,49 +241,6 @@ def test_normalization_uses_the_deviation_of_all_samples():
     credit_N, _ = sibling_advantages(forest, reward_N, OFF, group_normalised)
     expected_X = group_normalised(np.array([0.2, 0.2, 0.2, 0.8]))
     np.testing.assert_allclose(credit_N / [3, 1], expected_X[2:], rtol=1e-5)
-
-
-def test_an_expert_is_trained_like_any_other():
-    mean = (1.0 + 0.35 + 0.1) / 3
-    rows = analyses(ROM, NO, injection=ALWAYS, best=YES)
-    assert rows == close([(YES, 1 - mean, 1), (ROM, 0.35 - mean, 1), (NO, 0.1 - mean, 1)])
-
-
-def test_an_expert_without_gradient_only_raises_the_mean():
-    mean = (1.0 + 0.35 + 0.1) / 3
-    rows = analyses(ROM, NO, injection=Injection(gradient=False), best=YES)
-    assert rows == close([(YES, 0.0, 0), (ROM, 0.35 - mean, 1), (NO, 0.1 - mean, 1)])
-    assert sum(credit for _, credit, _ in rows) < 0
-
-
-def test_a_sample_equal_to_the_expert_is_trained():
-    rows = analyses(YES, NO, injection=Injection(gradient=False), best=YES)
-    mean = (2 * 1.0 + 0.1) / 3
-    assert rows == close([(YES, 1 - mean, 1), (NO, 0.1 - mean, 1)])
-
-
-def test_an_expert_can_replace_the_worst_sample():
-    mean = (1.0 + 0.35 + 0.35) / 3
-    rows = analyses(ROM, NO, ROM, injection=Injection(replaces="worst"), best=YES)
-    assert rows == close([(YES, 1 - mean, 1), (ROM, 2 * (0.35 - mean), 1), (NO, 0.0, 0)])
-
-
-def test_one_of_several_equal_worst_samples_is_dropped():
-    mean = (1.0 + 2 * 0.1) / 3
-    rows = analyses(NO, NO, NO, injection=Injection(replaces="worst"), best=YES)
-    assert rows == close([(YES, 1 - mean, 1), (NO, 2 * (0.1 - mean), 1)])
-
-
-def test_the_expert_itself_is_never_dropped():
-    rows = analyses(YES, ROM, injection=Injection(replaces="worst"), best=NO)
-    mean = (1.0 + 0.1) / 2
-    assert rows == close([(NO, 0.1 - mean, 1), (YES, 1 - mean, 1), (ROM, 0.0, 0)])
-
-
-def test_without_an_expert_no_sample_is_dropped():
-    mean = (1.0 + 0.1) / 2
-    rows = analyses(YES, NO, injection=Injection(replaces="worst"), best=None)
-    assert rows == close([(YES, 1 - mean, 1), (NO, 0.1 - mean, 1)])
 
 
 def test_each_decision_is_a_separate_group():
@@ -371,12 +346,11 @@ def test_a_pool_analysis_transfers_if_documents_agree(style):
     assert pool(prompt_of(style, ANALYSIS, GOAL, SUPPORTING), "q") == YES  # the same prompt
     supporting = pool_of(style, ANALYSIS, GOAL, (SUPPORTING, YES, 1.0))
     assert supporting(prompt_of(style, ANALYSIS, GOAL, UNRELATED), "q") is None
-
-
-def test_a_closed_answer_transfers_without_documents():
-    same = render_analysis("a", "yes")
-    pool = pool_of("opera_tiny", ANALYSIS, "same: Ulm, Ulm", (SUPPORTING, same, 1.0))
-    assert pool(prompt_of("opera_tiny", ANALYSIS, "same: Ulm, Ulm", UNRELATED), "q") == same
+    # No document contains the answers yes and no.
+    closed = pool_of(
+        style, ANALYSIS, "same: A, A", (SUPPORTING, same := render_analysis("a", "yes"), 1.0)
+    )
+    assert closed(prompt_of(style, ANALYSIS, "same: A, A", UNRELATED), "q") == same
 
 
 def test_the_pool_drops_near_duplicates():
@@ -386,6 +360,8 @@ def test_the_pool_drops_near_duplicates():
     near = ["a b c e", "a b c d", "a b c d e f g h", "x y"]
     assert [c.text for c in build_pool(rows, max_cosine=0.76)] == near
     assert len(list(build_pool(rows * 3))) == 4  # repeated candidates are one
+    equal = [Candidate(PLAN, "p", text, 1.0) for text in ("b", "a", "c")]
+    assert [c.text for c in build_pool(equal)] == [c.text for c in build_pool(equal[::-1])]
 
 
 def test_near_duplicates_may_be_found_by_meaning():
@@ -397,11 +373,6 @@ def test_near_duplicates_may_be_found_by_meaning():
     assert [c.text for c in build_pool(rows, similarity=meaning)] == ["born in Ulm", "born in Rom"]
     assert len(list(build_pool(rows, max_cosine=0.6))) == 2  # the last one, by its words
     assert not vector_cosines(np.zeros_like, np.zeros((2, 2), np.float32)).any()
-
-
-def test_equal_scores_are_ordered_by_text():
-    rows = [Candidate(PLAN, "p", text, 1.0) for text in ("b", "a", "c")]
-    assert [c.text for c in build_pool(rows)] == [c.text for c in build_pool(rows[::-1])]
 
 
 def test_the_summary_of_a_pool():
