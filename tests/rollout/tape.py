@@ -13,6 +13,7 @@ import numpy as np
 from jax_ragrl.credit.returns import monte_carlo
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
+from jax_ragrl.rollout.effects import ModelOutput
 from jax_ragrl.rollout.expand import Expander, ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Action, Forest
@@ -20,6 +21,7 @@ from jax_ragrl.runtime import records
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.types import Hits, LLMRequest, Passage, Question
 
+FULL = "a context that no longer fits the sampler"
 ANN = Question("q-ann", "Where was Ann born?", ("Ulm",), hops=1)
 BOB = Question("q-bob", "Where was Bob born?", ("Rom",), hops=1)
 
@@ -44,7 +46,9 @@ def system(**changes: Any) -> C3PO:
 
 
 def action(text: str, prompt: str, *, sampled: bool = True) -> Action:
-    """Ids are bytes, so that equal texts have equal ids."""
+    """Ids are bytes, so that equal texts have equal ids; `FULL` has none."""
+    if text == FULL:
+        return Action((), (), "", (), "Prompt Too Long")
     ids = tuple(text.encode("utf-8", "surrogatepass"))
     return Action(tuple(prompt.encode()), ids, text, (-0.5,) * len(ids) if sampled else None)
 
@@ -60,6 +64,7 @@ class Tape:
       replies: from a purpose to the reply of the language model, or to a function of the request.
       log: the effects.
       prompts: the prompts of actions and of calls to the language model.
+      contexts: (role, first prompt, later actions and observations) of every turn.
       seeds: the seeds of action requests.
     """
 
@@ -68,6 +73,7 @@ class Tape:
     replies: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     log: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
     prompts: list[str] = dataclasses.field(default_factory=list)
+    contexts: list[tuple[str, str, tuple[str, ...]]] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)
     name: str = "tape"
     fingerprint: str = "tape"
@@ -80,8 +86,13 @@ class Tape:
 
     def _actions(self, request: ActionRequest) -> list[Action]:
         prompt = request.messages[-1].content
+        after = tuple(
+            bytes(s.ids).decode() if isinstance(s, ModelOutput) else f"told {s.text}"
+            for s in request.history
+        )
         self.log.append((request.role.name,))
         self.prompts.append(prompt)
+        self.contexts.append((request.role.name, prompt, after))
         self.seeds.append(request.seed)
         branching = request.branching
         forced = [action(f.text, prompt, sampled=False) for f in branching.forced_actions]
@@ -123,6 +134,22 @@ def play(
     assert_readable(forest)
     reward_N = answer_rewards(forest, lambda answer, gold: float(answer in gold))
     return forest._replace(reward_N=reward_N)
+
+
+def talk(
+    system: Any,
+    texts: Any,
+    *questions: Question,
+    expander: Expander = single_chain,
+    rollouts: int = 1,
+    **tape: Any,
+) -> tuple[Forest, Tape]:
+    """The forest of a recorded rollout of any system, and its tape."""
+    tape = Tape(texts, **tape)
+    environment = tape.environment()
+    forest = collect(system, expander, questions or (ANN,), environment, rollouts=rollouts)
+    assert_readable(forest)
+    return forest, tape
 
 
 def assert_readable(forest: Forest) -> None:

@@ -21,8 +21,7 @@ from jax_ragrl.systems.coda import (
 )
 from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
 from jax_ragrl.text.prompts import user_turn
-from tests.rollout.tape import ANN, BOB, passage
-from tests.systems.talk import ends, talk
+from tests.rollout.tape import ANN, BOB, FULL, leaves_of, passage, talk
 
 SYSTEM = CoDA("coda_tiny", top_k=2, as_chat_turns=True)
 PAPER, CODE = coda.paper(), coda.code()
@@ -98,7 +97,7 @@ def test_a_task_has_its_own_context():
         (EXECUTOR, executor, (SEARCH, DOCUMENTS)),
         (PLANNER, planner, (TASK, "told Result: Ulm")),
     ]
-    assert ends(forest) == [("Ulm", "answered")]
+    assert leaves_of(forest) == [("Ulm", "answered")]
     assert [r.depth for r in forest.records] == [1, 2, 3, 4, 5]
 
 
@@ -117,7 +116,7 @@ def test_an_invalid_turn_gets_a_message_and_counts():
     forest, tape = talk(system, texts)
     assert tape.contexts[1][2] == ("hm", "told again")
     assert tape.contexts[3][2] == ("<task>a</task>", "told again")
-    assert ends(forest) == [(None, "Out of Turns")]
+    assert leaves_of(forest) == [(None, "Out of Turns")]
     errors = [r.parsed.error for r in forest.records if r.parsed]
     assert errors == ["No Action", "", "No Action", "", "No Action", "No Action", "No Action"]
 
@@ -136,7 +135,7 @@ def test_an_executor_that_never_answers_returns_nothing(last):
 def test_a_planner_out_of_turns_has_no_answer(last):
     texts = {PLANNER: [TASK, last], EXECUTOR: [SEARCH, REFINED]}
     forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), texts)
-    assert ends(forest) == [(None, "Out of Turns")] and forest.unanswered_N.tolist()[-1]
+    assert leaves_of(forest) == [(None, "Out of Turns")] and forest.unanswered_N.tolist()[-1]
     assert tape.log[-1] == ("planner",)
     faults = [r.parse_error for r in forest.records[-2:]]
     assert faults == (["", ""] if last == TASK else ["No Action", ""])
@@ -145,16 +144,16 @@ def test_a_planner_out_of_turns_has_no_answer(last):
 def test_an_answer_in_the_last_turn_counts():
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
     system = dataclasses.replace(SYSTEM, max_turns=2, max_executor_turns=2)
-    assert ends(talk(system, texts)[0]) == [("Ulm", "answered")]
+    assert leaves_of(talk(system, texts)[0]) == [("Ulm", "answered")]
 
 
 @pytest.mark.parametrize(
     ("full", "end"), [(PLANNER, (None, "Prompt Too Long")), (EXECUTOR, ("Ulm", "answered"))]
 )
 def test_a_full_context_ends_its_agent(full, end):
-    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED], full: [""]}
+    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED], full: [FULL]}
     forest, tape = talk(SYSTEM, texts)
-    assert ends(forest) == [end]
+    assert leaves_of(forest) == [end]
     assert tape.contexts[-1][2] == ((TASK, "told Result: ") if full == EXECUTOR else ())
 
 

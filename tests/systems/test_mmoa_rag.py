@@ -47,8 +47,7 @@ from jax_ragrl.warmstart.teachers.mmoa_rag import (
     words_of_answer,
     words_of_both,
 )
-from tests.rollout.tape import ANN, Tape, passage
-from tests.systems.talk import talk
+from tests.rollout.tape import ANN, Tape, passage, talk
 
 # --- Grammars ------------------------------------------------------------------------------------
 

@@ -17,8 +17,7 @@ from jax_ragrl.systems.baselines.executor import (
     search_r1_reward,
 )
 from jax_ragrl.systems.tags import render_turn
-from tests.rollout.tape import ANN
-from tests.systems.talk import ends, talk
+from tests.rollout.tape import ANN, leaves_of, talk
 
 SYSTEM = SearchAgent("autorefine", "coda_tiny", top_k=1, as_chat_turns=True)
 SEARCH = render_turn(think="born", search="Ann born")
@@ -43,13 +42,13 @@ def test_one_context_contains_the_complete_search():
     documents = "told 1 title 1: text 1"
     assert tape.contexts[-1][2] == (SEARCH, documents, "hm", "told again", SEARCH, documents)
     assert tape.contexts[0][1] == f"search\nQuestion: {ANN.text}"
-    assert ends(forest) == [("Ulm", "answered")]
+    assert leaves_of(forest) == [("Ulm", "answered")]
 
 
 @pytest.mark.parametrize("last", [SEARCH, "hm"])
 def test_a_last_turn_search_is_not_performed(last):
     forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), {AGENT: [SEARCH, last]})
-    assert ends(forest) == [(None, "Out of Turns")]
+    assert leaves_of(forest) == [(None, "Out of Turns")]
     assert tape.log.count(("search", "Ann born", 1)) == 1
 
 
@@ -74,14 +73,14 @@ def test_the_agents_differ_only_in_prompt_and_reward():
 def test_search_r1_has_three_turns():
     """The authors would ignore a third search too; the answer after two searches counts."""
     system = executor.recipe(executor.SEARCH_R1).system
-    assert ends(talk(system, {AGENT: [SEARCH, SEARCH, FINAL]})[0]) == [("Ulm", "answered")]
+    assert leaves_of(talk(system, {AGENT: [SEARCH, SEARCH, FINAL]})[0]) == [("Ulm", "answered")]
 
 
 def test_auto_rag_has_eleven_turns():
     system = executor.recipe(executor.AUTO_RAG).system
-    assert ends(talk(system, {AGENT: [SEARCH] * 10 + [FINAL]})[0]) == [("Ulm", "answered")]
+    assert leaves_of(talk(system, {AGENT: [SEARCH] * 10 + [FINAL]})[0]) == [("Ulm", "answered")]
     forest, tape = talk(system, {AGENT: [SEARCH] * 11})
-    assert ends(forest) == [(None, "Out of Turns")]
+    assert leaves_of(forest) == [(None, "Out of Turns")]
     assert tape.log.count(("search", "Ann born", 3)) == 10
 
 

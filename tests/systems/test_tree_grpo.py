@@ -14,7 +14,7 @@ from jax_ragrl.systems.baselines.executor import AGENT
 from jax_ragrl.systems.baselines.tree_grpo import RandomTree, Settings
 from jax_ragrl.systems.tags import render_turn
 from jax_ragrl.types import Message
-from tests.systems.talk import ends, talk
+from tests.rollout.tape import leaves_of, talk
 
 EXAMPLE = (Message("user", "p"),)
 
@@ -50,7 +50,7 @@ def forest_of(share: float = 1.0, until: int = 2):
 
 def test_trees_branch_after_their_first_turn():
     _, forest = forest_of()
-    assert [answer for answer, _ in ends(forest)] == ["Ulm", "Rom", "Rom", "Bonn"]
+    assert [answer for answer, _ in leaves_of(forest)] == ["Ulm", "Rom", "Rom", "Bonn"]
     assert len(set(forest.roots().tolist())) == 2
 
 

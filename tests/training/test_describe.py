@@ -38,8 +38,7 @@ from jax_ragrl.training.rollout_metrics import (
     zero_variance_fraction,
 )
 from jax_ragrl.types import Question
-from tests.rollout.tape import ANN, BOB, Tape, passage, play
-from tests.systems.talk import talk
+from tests.rollout.tape import ANN, BOB, Tape, passage, play, talk
 
 
 def always(**texts: str):

@@ -31,8 +31,7 @@ from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE, render_anal
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection, sibling_advantages
 from jax_ragrl.systems.opera.world import WorldExpert
 from jax_ragrl.types import Hits, Message, Passage, Question
-from tests.rollout.tape import BOB, Tape, passage
-from tests.systems.talk import talk
+from tests.rollout.tape import BOB, Tape, passage, talk
 
 SYSTEM = Opera("opera_tiny", top_k=1)
 EXAMPLE = Question("q", "What is the birthplace of Ann Lee?", ("Ulm",))

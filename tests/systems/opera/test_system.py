@@ -17,8 +17,7 @@ from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.rewards import SubGoal
 from jax_ragrl.types import Question
-from tests.rollout.tape import Tape, passage
-from tests.systems.talk import ends, talk
+from tests.rollout.tape import FULL, Tape, leaves_of, passage, talk
 
 SYSTEM = Opera("opera_tiny", top_k=1)
 QUESTION = Question("q", "What is the seat of the employer of Ann Lee?", ("Ulm",))
@@ -48,7 +47,7 @@ def test_steps_run_in_order_with_earlier_answers():
         "check\n1 title 1: text 1\nQuestion: employer of Ann Lee",
         "check\n1 title 1: text 1\nQuestion: seat of Acme",
     ]
-    assert ends(forest) == [("Ulm", "answered")]
+    assert leaves_of(forest) == [("Ulm", "answered")]
     assert [r.depth for r in forest.records] == [1, 2, 3, 4]
 
 
@@ -58,7 +57,7 @@ def test_an_unanswered_step_is_rewritten_and_searched_again():
     queries = ["employer of Ann Lee", "Ann Lee works", "Ann Lee job", "seat of Acme"]
     assert queries_of(tape) == queries
     assert tape.prompts[2] == "reword\nQuestion: employer of Ann Lee"
-    assert ends(forest) == [("Ulm", "answered")]
+    assert leaves_of(forest) == [("Ulm", "answered")]
 
 
 def test_a_sub_goal_keeps_its_number_in_the_plan():
@@ -70,7 +69,7 @@ def test_a_sub_goal_keeps_its_number_in_the_plan():
 
 def test_rewrites_are_counted_per_step():
     texts = {PLAN: [CHAIN], ANALYSIS: [NOT, NOT, ACME, NOT, NOT, ULM], REWRITE: ["x"] * 4}
-    assert ends(play(texts)[0]) == [("Ulm", "answered")]
+    assert leaves_of(play(texts)[0]) == [("Ulm", "answered")]
 
 
 @pytest.mark.parametrize("rewrites", [0, 1, 2])
@@ -78,7 +77,7 @@ def test_a_step_fails_after_its_last_rewrite(rewrites):
     system = dataclasses.replace(SYSTEM, max_rewrites=rewrites)
     texts = {PLAN: ["1 a of B"], ANALYSIS: [NOT] * (rewrites + 1), REWRITE: ["x"] * rewrites}
     forest, tape = play(texts, system)
-    assert ends(forest) == [(None, "Out of Rewrites")]
+    assert leaves_of(forest) == [(None, "Out of Rewrites")]
     assert queries_of(tape) == ["a of B"] + ["x"] * rewrites
     assert not any(r.parse_error for r in forest.records if r.role in (ANALYSIS, "leaf"))
 
@@ -86,7 +85,7 @@ def test_a_step_fails_after_its_last_rewrite(rewrites):
 def test_a_step_without_its_need_fails_unsearched():
     texts = {PLAN: [CHAIN + "\n3 mayor of [2]"], ANALYSIS: [NOT] * 3, REWRITE: ["x"] * 2}
     forest, tape = play(texts)
-    assert ends(forest) == [(None, "Missing Answer")]
+    assert leaves_of(forest) == [(None, "Missing Answer")]
     assert queries_of(tape) == ["employer of Ann Lee", "x", "x"]
 
 
@@ -94,7 +93,7 @@ def test_independent_steps_continue_after_a_failed_step():
     plan = "1 a of B\n2 c of [1]\n3 d of E"
     texts = {PLAN: [plan], ANALYSIS: [NOT] * 3 + [ULM], REWRITE: ["x"] * 2}
     forest, tape = play(texts)
-    assert ends(forest) == [("Ulm", "answered")] and queries_of(tape)[-1] == "d of E"
+    assert leaves_of(forest) == [("Ulm", "answered")] and queries_of(tape)[-1] == "d of E"
 
 
 def test_a_declared_need_without_a_placeholder_is_appended():
@@ -109,7 +108,7 @@ def test_a_declared_need_without_a_placeholder_is_appended():
 
 def test_text_without_a_plan_becomes_one_step():
     forest, tape = play({PLAN: ["no idea"], ANALYSIS: [ULM]})
-    assert queries_of(tape) == [QUESTION.text] and ends(forest) == [("Ulm", "answered")]
+    assert queries_of(tape) == [QUESTION.text] and leaves_of(forest) == [("Ulm", "answered")]
     assert forest.records[0].parse_error == "No Plan"
 
 
@@ -130,7 +129,7 @@ def test_a_cut_plan_is_counted_as_malformed(steps, faults):
 def test_malformed_verdicts_and_queries_have_fallbacks():
     texts = {PLAN: ["1 a of B"], ANALYSIS: ["hm", NOT, ULM], REWRITE: ["expand: c", "expand:"]}
     forest, tape = play(texts)
-    assert queries_of(tape) == ["a of B", "c", "c"] and ends(forest) == [("Ulm", "answered")]
+    assert queries_of(tape) == ["a of B", "c", "c"] and leaves_of(forest) == [("Ulm", "answered")]
     assert [r.parse_error for r in forest.records[:-1]] == [
         "",
         "No Status",
@@ -142,9 +141,9 @@ def test_malformed_verdicts_and_queries_have_fallbacks():
 
 
 def test_a_failed_action_counts_as_malformed():
-    texts = {PLAN: [""], ANALYSIS: ["", ULM], REWRITE: [""]}
+    texts = {PLAN: [FULL], ANALYSIS: [FULL, ULM], REWRITE: [FULL]}
     forest, tape = play(texts)
-    assert ends(forest) == [("Ulm", "answered")] and queries_of(tape) == [QUESTION.text] * 2
+    assert leaves_of(forest) == [("Ulm", "answered")] and queries_of(tape) == [QUESTION.text] * 2
 
 
 def test_the_full_style_previews_the_failed_search():
@@ -163,10 +162,10 @@ def test_planner_and_rewriter_can_be_off():
     assert tuple(alone.roles) == (ANALYSIS, REWRITE)
     forest, tape = play({ANALYSIS: [NOT, ULM], REWRITE: ["rephrase: Ann Lee seat"]}, alone)
     assert queries_of(tape) == [QUESTION.text, "Ann Lee seat"]
-    assert ends(forest) == [("Ulm", "answered")]
+    assert leaves_of(forest) == [("Ulm", "answered")]
     bare = dataclasses.replace(alone, max_rewrites=0)
     assert tuple(bare.roles) == (ANALYSIS,)
-    assert ends(play({ANALYSIS: [NOT]}, bare)[0]) == [(None, "Out of Rewrites")]
+    assert leaves_of(play({ANALYSIS: [NOT]}, bare)[0]) == [(None, "Out of Rewrites")]
 
 
 def test_a_group_of_one_compares_whole_rollouts():
