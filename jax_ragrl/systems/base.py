@@ -12,7 +12,7 @@ from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Expander, single_chain
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Steps, System
-from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record
+from jax_ragrl.rollout.tree import NO_PARENT, Forest
 from jax_ragrl.types import Question
 
 # From a forest and its rewards (float32 [N]) to a credit and a weight per node, both float32 [N].
@@ -79,11 +79,6 @@ def path_from_root(forest: Forest, node: int) -> list[int]:
         path.append(node)
         node = int(forest.parent_N[node])
     return path[::-1]
-
-
-def records_from_root(forest: Forest, node: int) -> list[Record]:
-    """Returns the records of the nodes in `path_from_root`, in the same order."""
-    return [forest.records[n] for n in path_from_root(forest, node)]
 
 
 def masked_credit(

@@ -12,12 +12,12 @@ Departures from the paper and its published code
      code drops its beginning.
   3. Tasks and searches in the last turn are not carried out, since no turn could read the outcome.
   4. An empty action is refused like a missing one: a message, and one turn less.
-  5. `paper()`: the executors share one point for format, and their refined texts are joined;
-     `code()`: each executor is judged separately (the mean for format, any for refinement). Without
-     an executor neither gives that point. The format of a planner is the code's: think, task and
-     answer. So is that of an executor: think, search, refine and answer, all required; eq. 6 names
-     only task and answer, search and result. So the reward of `paper()` is the code's with another
-     rule for several executors.
+  5. The executors share one point for format, and their refined texts are joined; in the code (the
+     preset `code` of the config) each is judged separately (the mean for format, any for
+     refinement). Without an executor neither gives that point. The format of a planner is the
+     code's: think, task and answer. So is that of an executor: think, search, refine and answer,
+     all required; eq. 6 names only task and answer, search and result. So the reward is the code's
+     with another rule for several executors. The weight 0.5 of the refinement is the code's.
   6. The instructions pass through the chat template; without `as_chat_turns` (as in the paper) the
      text after them is one long turn of the assistant.
   7. Groups are questions of the batch; with the row numbers of the code, two data sets may share a
@@ -45,7 +45,7 @@ from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Fault, Steps
 from jax_ragrl.rollout.tree import Forest, Record
 from jax_ragrl.systems import tags
-from jax_ragrl.systems.base import Recipe, check_group_size, records_from_root
+from jax_ragrl.systems.base import Recipe, check_group_size, path_from_root
 from jax_ragrl.systems.tags import ANSWER, REFINE, SEARCH, TASK, THINK
 from jax_ragrl.text.metrics import cover_match_tokens, f1
 from jax_ragrl.text.prompts import user_turn
@@ -195,16 +195,6 @@ class Settings:
         check_group_size("rollouts", self.rollouts)
 
 
-def paper() -> Settings:
-    """The choices of the paper; the weight 0.5 of the refinement is the code's."""
-    return Settings()
-
-
-def code() -> Settings:
-    """The choices of the code: nucleus sampling in training, each executor judged separately."""
-    return Settings(CoDA(top_p=0.95), joint_executor_reward=False)
-
-
 def terms(forest: Forest, settings: Settings) -> dict[str, np.ndarray]:
     """Returns the summands of the reward on each leaf (eq. 9) by name, float64 `[N]`."""
     refinement, together = settings.system.refinement, settings.joint_executor_reward
@@ -214,7 +204,8 @@ def terms(forest: Forest, settings: Settings) -> dict[str, np.ndarray]:
     for leaf in np.flatnonzero(forest.leaf_N).tolist():
         record = forest.records[leaf]
         answers = forest.questions[record.question].answers
-        planner, executors = role_texts(records_from_root(forest, leaf))
+        path = [forest.records[node] for node in path_from_root(forest, leaf)]
+        planner, executors = role_texts(path)
         hit = refinement and refine_reward(executors, answers, together)
         form = format_reward(planner, executors, together, own_tags)
         summands["answer"][leaf] = answer_reward(record.answer, answers)

@@ -16,7 +16,7 @@ Departures from the paper and its published code
   3. Parallel sub-questions run at the same time; the code runs them in sequence and prices them as
      parallel.
   4. A malformed turn is trained. The code masks malformed turns before the first legal plan, as
-     `train_malformed=False` does (`code()`).
+     `train_malformed=False` does (the preset `code` of the config).
   5. A decomposition pays for the substitutions and the summary that follow, also QDP (for which the
      code reads the key of QDS).
   6. DS before any R has nothing to select from and is skipped; `select_needs_search` makes such a
@@ -30,8 +30,8 @@ Departures from the paper and its published code
  10. The paper scales the token cost to a range between 0 and 1; here a turn of many long calls may
      cost more than 1.
  11. Advantages are whitened over the batch, as in the code; eq. 8 has plain ones.
-The costs have equal weights in the paper, and 1 : 0.25 : 0.5 in the code (`code()`), whose unit of
-token costs is 5e-4 dollars instead of 6.02e-4.
+The costs have equal weights in the paper, and 1 : 0.25 : 0.5 in the code, whose unit of token costs
+is 5e-4 dollars instead of 6.02e-4.
 """
 
 from __future__ import annotations
@@ -541,17 +541,6 @@ class Settings:
     system: MAOARAG = MAOARAG()
     costs: Costs = Costs()
     train_malformed: bool = True
-
-
-def paper() -> Settings:
-    """The choices of the paper: the three costs have equal weights."""
-    return Settings()
-
-
-def code() -> Settings:
-    """The choices of the published code."""
-    costs = Costs(retrieval_weight=0.25, turn_weight=0.5, dollars_per_cost_unit=5e-4)
-    return Settings(costs=costs, train_malformed=False)
 
 
 def recipe(settings: Settings) -> Recipe:

@@ -12,7 +12,8 @@ BGM its selector (`S`; Ke et al. 2024, "Bridging the Preference Gap between Retr
 
 Departures from the paper and its published code
   1. Penalties read the raw text. The code counts sub-questions after cutting them to four, so that
-     its penalty never applies; its effective rule is a limit on their characters (`code()`).
+     its penalty never applies; its effective rule is a limit on their characters (the preset
+     `code` of the config).
   2. The selector's mask applies in scoring too; the code samples with a mask and scores without.
      The mask admits tokens that join pieces of a selection, as tokenizers merge them. With
      `grammar` set to `strict`, a selection is in ascending order; the paper allows any order.
@@ -349,16 +350,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         one_of("recipe.reward", self.reward, ("f1", "em_f1_hit"))
-
-
-def paper() -> Settings:
-    """The choices of the paper."""
-    return Settings()
-
-
-def code() -> Settings:
-    """The choices of the published code."""
-    return Settings(penalties=Penalties(query_rule="characters", generator=-1.0))
 
 
 def recipe(settings: Settings) -> Recipe:

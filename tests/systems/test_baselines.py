@@ -19,12 +19,10 @@ from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug, passage_weights, weighted_vote
-from jax_ragrl.systems.baselines.rerank import Reranker
-from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.script import ScriptedSystem
-from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
+from jax_ragrl.systems.baselines.standard import QueryRewrite, Reranker, Selection
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
 from jax_ragrl.text.prompts import parse_passages, template
 from jax_ragrl.types import LLMRequest, Passage

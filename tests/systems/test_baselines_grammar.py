@@ -17,10 +17,9 @@ from jax_ragrl.systems.baselines.agents import (
 )
 from jax_ragrl.systems.baselines.instruct_rag import parse_rationale
 from jax_ragrl.systems.baselines.iterative import parse_thought
-from jax_ragrl.systems.baselines.rerank import parse_grade
-from jax_ragrl.systems.baselines.rewrite import interleave, parse_queries
 from jax_ragrl.systems.baselines.self_rag import critique, parse_verdict
 from jax_ragrl.systems.baselines.slim_plm import parse_draft, parse_gate
+from jax_ragrl.systems.baselines.standard import interleave, parse_grade, parse_queries
 from tests.rollout.tape import passage
 from tests.systems.test_parsers import ANYTHING, PIECES
 

@@ -15,13 +15,16 @@ from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug
-from jax_ragrl.systems.baselines.rerank import Reranker
-from jax_ragrl.systems.baselines.rewrite import QueryRewrite
-from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
-from jax_ragrl.systems.baselines.standard import StandardRAG, direct
+from jax_ragrl.systems.baselines.standard import (
+    QueryRewrite,
+    Reranker,
+    Selection,
+    StandardRAG,
+    direct,
+)
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
 from jax_ragrl.types import Message, Question
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever, careful_reader

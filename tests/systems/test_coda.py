@@ -5,12 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.advantages import group_normalised
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.tree import build_forest
 from jax_ragrl.systems import coda
-from jax_ragrl.systems.base import records_from_root
 from jax_ragrl.systems.coda import (
     EXECUTOR,
     PLANNER,
@@ -22,9 +21,10 @@ from jax_ragrl.systems.coda import (
 from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
 from jax_ragrl.text.prompts import user_turn
 from tests.rollout.tape import ANN, BOB, FULL, leaves_of, passage, talk
+from tests.systems.test_presets import code
 
 SYSTEM = CoDA("coda_tiny", top_k=2, as_chat_turns=True)
-PAPER, CODE = coda.paper(), coda.code()
+PAPER, CODE = coda.Settings(), code("coda")
 parse_planner, parse_executor = (SYSTEM.roles[name].parse for name in (PLANNER, EXECUTOR))
 
 TASK = render_turn(think="1", task="birthplace of Ann")
@@ -237,7 +237,7 @@ def test_one_reward_for_the_whole_rollout():
         assert reward_N.tolist() == [0.0] * 6 + [expected]
         terms = {name: x_N[6] for name, x_N in coda.terms(forest, settings).items()}
         assert terms == {"answer": 3.0, "format": expected - 3.5, "refine": 0.5}
-    planner, executors = coda.role_texts(records_from_root(forest, 6))
+    planner, executors = coda.role_texts(forest.records)
     assert planner == f"{TASK}\n{TASK}\n{FINAL}"
     assert executors == [f"{SEARCH}\n{REFINED}", REFINED]  # each text belongs to one executor
     bare = dataclasses.replace(PAPER, format_weight=0.0, refinement_weight=0.0)
@@ -251,11 +251,6 @@ def test_observations_earn_no_format_point():
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, render_turn(answer="Ulm")]}
     forest, _ = talk(SYSTEM, texts, hits=hits)
     assert coda.reward(forest, PAPER)[-1] == 3.0 + 1.0
-
-
-def test_a_missing_answer_has_the_lowest_reward():
-    forest, _ = talk(dataclasses.replace(SYSTEM, max_turns=1), {PLANNER: ["hm"]})
-    assert coda.reward(forest, PAPER)[-1] == -3.0
 
 
 # --- Credit -------------------------------------------------------------------------------------
@@ -289,16 +284,6 @@ def test_the_advantage_is_normalized_per_question():
     assert advantage_N.dtype == np.float32 and (weight_N == 1).all()
 
 
-def test_the_objective_may_select_another_comparison():
-    forest = group()
-    reward_N = coda.reward(forest, PAPER)
-    leaf_N = forest.leaf_N & (forest.question_N == 0)
-    centred = reward_N[leaf_N] - reward_N[leaf_N].mean()
-    for rule, factor in ((group_centred, 1), (leave_one_out, 6 / 5)):
-        advantage_N, _ = advantages(forest, reward_N, rule)
-        np.testing.assert_allclose(advantage_N[leaf_N], centred * factor, rtol=1e-5)
-
-
 def test_duplicated_executor_turns_change_no_advantage():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
@@ -322,12 +307,3 @@ def test_a_rollout_among_equals_learns_nothing():
 def test_a_group_of_one_is_rejected():
     with pytest.raises(UserError, match="rollouts 1.*use 2 or more"):
         coda.Settings(rollouts=1)
-
-
-def test_the_recipe_is_the_table_of_the_paper():
-    recipe = coda.recipe(PAPER)
-    assert recipe.rollouts == 8 and recipe.metric == "em"
-    assert (recipe.system.max_turns, recipe.system.max_executor_turns) == (6, 6)
-    assert (recipe.system.top_k, CODE.system.top_p) == (3, 0.95)
-    assert dataclasses.replace(CODE, system=PAPER.system, joint_executor_reward=True) == PAPER
-    assert {role.policy for role in recipe.system.roles.values()} == {"policy"}

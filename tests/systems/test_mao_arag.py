@@ -34,8 +34,6 @@ from jax_ragrl.systems.mao_arag import (
     Costs,
     FixedWorkflow,
     Settings,
-    code,
-    paper,
     parse_plan,
     plain_answer,
     recipe,
@@ -50,6 +48,7 @@ from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mao_arag import Teacher
 from tests.rollout.tape import ANN, Tape, passage
 from tests.systems.test_parsers import ANYTHING
+from tests.systems.test_presets import code
 from tests.tiny import tokenizer
 
 # --- Grammar -------------------------------------------------------------------------------------
@@ -331,7 +330,7 @@ def test_an_illegal_first_plan_is_retried_and_trained():
     assert [r.role for r in forest.records] == ["planner"] * 3 + ["leaf"]
     assert tape.log == [("planner",)] * 3 + [("answer_direct",)]
     assert calls_of(forest) == [("answer_direct", 2, 3)]
-    mao_recipe = recipe(paper())
+    mao_recipe = recipe(Settings())
     credit_N, weight_N = mao_recipe.credit(forest, mao_recipe.reward(forest))
     assert credit_N.tolist()[:3] == [0.0, 0.0, 1.0] and weight_N.all()
 
@@ -439,7 +438,7 @@ def test_malformed_turns_before_a_legal_plan_may_stay_untrained(credit):
         values["recipe"]["train_malformed"] = not masks
         trained[masks] = load_job(values).credit(forest, forest.reward_N)[1][:-1] > 0
     assert trained[False].all() and trained[True].tolist() == [False, True, True, True]
-    assert recipe(code()).trainable is not None and recipe(paper()).trainable is None
+    assert recipe(code("mao_arag")).trainable is not None and recipe(Settings()).trainable is None
 
 
 def test_a_search_is_paid_by_its_workflow():
@@ -463,8 +462,8 @@ def test_the_presets_weigh_costs_differently():
     # "answer 1 title 1: text 1 2 title 2: text 2 Question: Where was Ann born?" 16 words in, 1 out.
     dollars = (16 * 0.000225 + 1 * 0.0009) / 1000
     for preset, expected in (
-        (paper(), 1 - 0.1 * (dollars / 6.02e-4 + 1.0)),
-        (code(), 1 - 0.1 * (dollars * 2000 + 0.25)),
+        (Settings(), 1 - 0.1 * (dollars / 6.02e-4 + 1.0)),
+        (code("mao_arag"), 1 - 0.1 * (dollars * 2000 + 0.25)),
     ):
         costs = dataclasses.replace(preset.costs, alpha=0.1)
         mao_recipe = recipe(dataclasses.replace(preset, costs=costs))

@@ -25,8 +25,6 @@ from jax_ragrl.systems.mmoa_rag import (
     Penalties,
     Settings,
     allocation,
-    code,
-    paper,
     parse_answer,
     parse_queries,
     parse_selection,
@@ -48,6 +46,7 @@ from jax_ragrl.warmstart.teachers.mmoa_rag import (
     words_of_both,
 )
 from tests.rollout.tape import ANN, Tape, passage, talk
+from tests.systems.test_presets import code
 
 # --- Grammars ------------------------------------------------------------------------------------
 
@@ -305,7 +304,7 @@ THIRTY = "**" + " ".join(["Ulm"] * 30) + "**"
     ],
 )
 def test_each_role_earns_f1_minus_its_penalty(changes, by_paper, by_code):
-    for settings, expected in ((paper(), by_paper), (code(), by_code)):
+    for settings, expected in ((Settings(), by_paper), (code("mmoa_rag"), by_code)):
         np.testing.assert_allclose(credit_of(ALL | changes, settings), expected, atol=1e-6)
 
 
@@ -328,7 +327,7 @@ def test_group_credit_keeps_each_roles_own_penalty():
 def test_punctuation_is_a_space_in_this_papers_f1():
     question = Question("q", "Where?", ("U S",))
     texts = ALL | {"generator": "**U.S.**"}
-    assert credit_of(texts, paper(), question) == [1, 1, 1]
+    assert credit_of(texts, Settings(), question) == [1, 1, 1]
 
 
 def test_an_unknown_rule_is_rejected():

@@ -21,11 +21,16 @@ from jax_ragrl.systems.baselines.agents import (
 from jax_ragrl.systems.baselines.executor import SearchAgent
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
 from jax_ragrl.systems.baselines.iterative import IRCoT, parse_thought
-from jax_ragrl.systems.baselines.rerank import Reranker, parse_grade
-from jax_ragrl.systems.baselines.rewrite import QueryRewrite, parse_queries
-from jax_ragrl.systems.baselines.selection import Selection, parse_selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG, parse_verdict
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
+from jax_ragrl.systems.baselines.standard import (
+    QueryRewrite,
+    Reranker,
+    Selection,
+    parse_grade,
+    parse_queries,
+    parse_selection,
+)
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.systems.coda import CoDA
 from jax_ragrl.systems.mao_arag import MAOARAG

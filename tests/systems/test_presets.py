@@ -1,4 +1,4 @@
-"""The config files of the papers hold the presets of their systems."""
+"""The config files of the papers: the preset `paper` has the defaults of a system."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ def settings_of(name: str, file: str, *preset: str) -> Any:
     return build(system_module(name).Settings, config.recipe.to_dict())
 
 
+def code(name: str) -> Any:
+    """The choices of the code of a paper."""
+    return settings_of(name, f"{name}.py", "code")
+
+
 @pytest.mark.parametrize("name", ["coda", "mao_arag", "mmoa_rag", "opera"])
-def test_the_configs_contain_the_presets(name):
+def test_the_default_of_a_system_is_the_preset_of_its_paper(name):
     module = system_module(name)
-    paper, code = settings_of(name, f"{name}.py"), settings_of(name, f"{name}.py", "code")
-    assert paper == module.paper() == module.Settings() != code == module.code()
+    assert settings_of(name, f"{name}.py") == module.Settings() != code(name)
     tiny = settings_of(name, f"tiny/{name}.py")
-    assert tiny != paper and module.recipe(tiny).system == tiny.system
+    assert tiny != module.Settings() and module.recipe(tiny).system == tiny.system

@@ -39,7 +39,7 @@ from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Steps
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Recipe, records_from_root
+from jax_ragrl.systems.base import Recipe, path_from_root
 from jax_ragrl.systems.coda import EXECUTOR_ACTIONS, EXECUTOR_NOTES
 from jax_ragrl.systems.tags import (
     ANSWER,
@@ -198,7 +198,8 @@ def reward(forest: Forest, kind: str) -> np.ndarray:
         record = forest.records[leaf]
         answers = forest.questions[record.question].answers
         # The leaf itself has no action.
-        turns = [r.parsed for r in records_from_root(forest, leaf) if r.parsed]
+        actions = (forest.records[node].parsed for node in path_from_root(forest, leaf))
+        turns = [action for action in actions if action]
         reward_N[leaf] = KINDS[kind].reward(record.answer or "", answers, turns)
     return reward_N
 

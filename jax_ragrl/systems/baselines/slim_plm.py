@@ -21,8 +21,8 @@ from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import Steps, StrategyChoice
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.examples import ChatExample
-from jax_ragrl.systems.baselines.rewrite import parse_queries, search_together
 from jax_ragrl.systems.baselines.script import ScriptedSystem, letter_role
+from jax_ragrl.systems.baselines.standard import parse_queries, search_together
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.patterns import line, lines
 from jax_ragrl.text.prompts import user_turn

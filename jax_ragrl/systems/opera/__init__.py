@@ -1,7 +1,7 @@
 """OPERA: plan, analysis-answer and rewrite agents, trained in stages by MAPGRPO."""
 
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
-from jax_ragrl.systems.opera.recipe import Settings, code, paper, recipe, table_system
+from jax_ragrl.systems.opera.recipe import Settings, recipe, table_system
 from jax_ragrl.systems.opera.system import ROLES, Opera
 
 __all__ = [
@@ -10,8 +10,6 @@ __all__ = [
     "Injection",
     "Opera",
     "Settings",
-    "code",
-    "paper",
     "recipe",
     "table_system",
 ]

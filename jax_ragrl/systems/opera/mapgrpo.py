@@ -6,12 +6,10 @@ action is compared with the mean of its group only.
 
 In the paper every group contains the expert's action, which is trained like any other. In the
 published notes only the planner's groups contain it, in some steps, in place of the worst sample
-and without a gradient. Both are an `Injection`. "Some steps" is a share of the questions here,
-since the actions tried in a state must not depend on the step of the run.
-
-In the paper each agent learns from states that the trained agents before it produce, not an oracle.
-So the rollout continues with the first action that the policy sampled, as it would without an
-expert. The expert's action is continued only if all actions of a group are.
+and without a gradient. Both are an `Injection`; "some steps" is a share of the questions, since the
+actions tried in a state must not depend on the step. Each agent learns from states that the trained
+agents before it produce, not an oracle: a rollout continues with the first action that the policy
+sampled, and with the expert's only if all actions of a group are continued.
 """
 
 from __future__ import annotations
@@ -118,13 +116,10 @@ def sibling_advantages(
       A(x, y_i) = r(x, y_i) - 1/G sum_j r(x, y_j)                               (eq. 2, no division)
 
     Identical actions are one node, which counts as often as it was sampled, both in the group and
-    in the sum of eq. 3; so its credit is `A` times its multiplicity. (A loss that is linear or
-    clipped in `A` then equals the sum over all samples. The divisor of the aggregate and a KL in
-    the loss count the node once.)
-
-    The weight is 0 for an action without siblings, whose role is not in training, for a dropped
-    sample, and for an expert without gradient unless the policy sampled the same text. It is 1 for
-    all other actions.
+    in the sum of eq. 3; so its credit is `A` times its multiplicity. (The divisor of the aggregate
+    and a KL in the loss count the node once.) The weight is 1, or 0 for an action without siblings,
+    whose role is not in training, for a dropped sample, and for an expert without gradient unless
+    the policy sampled the same text.
 
     `reward_N` has the immediate reward of each node; `rule` is a group rule.
     """

@@ -15,7 +15,8 @@ Departures from the paper and its published code
      and the other steps continue.
   3. Text without a plan becomes a plan of one step, the question; text without a verdict counts as
      `no`; without a readable query the previous one stays. Each is counted and costs reward.
-  4. `code()`: the published scoring of plans, and the expert as in the published notes.
+  4. The preset `code` of the config has the published scoring of plans, and the expert as in the
+     published notes.
   5. The reward of a rewritten query needs its search, so every query in a group is searched. The
      paper does not state which query or analysis of a group the rollout continues with: here it is
      the first one that the policy sampled, never the expert's, as the paper trains on the states
@@ -126,17 +127,6 @@ class Settings:
                 f"{self.expert.when!r}: use 2 or more; or 1, which compares whole rollouts, with "
                 "recipe.expert.when=off"
             )
-
-
-def paper() -> Settings:
-    """The choices of the paper."""
-    return Settings()
-
-
-def code() -> Settings:
-    """The choices of the code and its notes: another plan reward, experts for the planner only."""
-    notes = Injection("periodic", "worst", gradient=False, roles=(PLAN,))
-    return Settings(plan_reward="code", expert=notes)
 
 
 def role_rewards(forest: Forest, settings: Settings) -> np.ndarray:

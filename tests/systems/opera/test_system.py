@@ -190,15 +190,6 @@ def test_every_role_has_its_own_policy_unless_shared():
 # --- The recipe ---------------------------------------------------------------------------------
 
 
-def test_the_recipe_is_the_table_of_the_paper():
-    recipe = opera.recipe(opera.paper())
-    assert (recipe.rollouts, recipe.metric, recipe.system.top_k) == (1, "em", 5)
-    assert opera.paper().group_size == 8
-    code = opera.code()
-    assert code.expert == opera.Injection("periodic", "worst", False, roles=(PLAN,))
-    assert code.plan_reward == "code"
-
-
 def test_a_missing_expert_pool_is_an_error():
     recipe = opera.recipe(Settings())
     with pytest.raises(UserError, match=r"recipe.expert_pool, or set recipe.expert.when=off"):
