@@ -4,7 +4,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.systems.c3po import (
     LLM,
     MAX_QUERY_WORDS,
@@ -35,8 +35,6 @@ def test_a_valid_action_has_complete_arguments(text):
     assert all(isinstance(i, int) for i in selection.args)
 
 
-# --- Rendered actions parse back ---------------------------------------------------------------
-
 WORDS = st.lists(
     st.text(st.characters(exclude_categories=("Z", "C"), exclude_characters="[]"), min_size=1),
     min_size=1,
@@ -48,69 +46,97 @@ THOUGHTS = (
     .map(str.strip)
     .filter(lambda text: text and "Action:" not in text and "Thought:" not in text)
 )
+NUMBERS = st.lists(st.integers(0, 999_999_999), unique=True).map(tuple)
 
 
-@hypothesis.given(query=QUERIES)
-def test_a_rendered_route_parses_back(query):
-    assert parse_router(render_router(RETRIEVAL, query)).args == (query,)
+@hypothesis.given(query=QUERIES, thought=THOUGHTS, numbers=NUMBERS)
+def test_a_rendered_action_parses_back(query, thought, numbers):
+    search = ParsedAction(RETRIEVAL, (query,))
+    assert parse_router(render_router(RETRIEVAL, query)) == search
     for action in (NO_RETRIEVAL, PLANNING):
-        assert parse_router(render_router(action)).action == action
-
-
-@hypothesis.given(thought=THOUGHTS, numbers=st.lists(st.integers(0, 999_999_999), unique=True))
-def test_a_rendered_selection_parses_back(thought, numbers):
-    result = parse_filter(render_filter(thought, tuple(numbers)))
-    assert result == ParsedAction("Select", tuple(numbers), thought)
-
-
-@hypothesis.given(thought=THOUGHTS, query=QUERIES)
-def test_a_rendered_decision_parses_back(thought, query):
-    result = parse_decision(render_decision(thought, RETRIEVAL, query))
-    assert result == ParsedAction(RETRIEVAL, (query,), thought)
+        assert parse_router(render_router(action)) == ParsedAction(action)
+    assert parse_filter(render_filter(thought, numbers)) == ParsedAction("Select", numbers, thought)
+    decision = parse_decision(render_decision(thought, RETRIEVAL, query))
+    assert decision == search._replace(thought=thought)
     assert parse_decision(render_decision(thought, LLM)) == ParsedAction(LLM, (), thought)
 
 
-# --- Case by case -------------------------------------------------------------------------------
+def search(query: str, thought: str = "") -> ParsedAction:
+    return ParsedAction(RETRIEVAL, (query,), thought)
+
+
+def select(*numbers: int, thought: str = "t") -> ParsedAction:
+    return ParsedAction("Select", numbers, thought)
+
+
+FORMAT, ACTION, INDEX = "Invalid Format", "Invalid Action", "Invalid Document Idx"
 
 
 @pytest.mark.parametrize(
-    ("text", "action", "args"),
+    ("parse", "text", "action"),
     [
-        ("[No Retrieval]", NO_RETRIEVAL, ()),
-        ("[Planning]", PLANNING, ()),
-        ("[Retrieval] who directed Jaws", RETRIEVAL, ("who directed Jaws",)),
-        ("[Retrieval]   spaces \n and lines ", RETRIEVAL, ("spaces and lines",)),
+        (parse_router, "[No Retrieval]", ParsedAction(NO_RETRIEVAL)),
+        (parse_router, "[Retrieval] who directed Jaws", search("who directed Jaws")),
+        (parse_router, "[Retrieval]   spaces \n and lines ", search("spaces and lines")),
         # The first bracket is the action, the text around it the query.
-        ("I choose [Planning].", PLANNING, ()),
-        ("please [Retrieval] who", RETRIEVAL, ("please who",)),
-        ("[Planning] [Retrieval] who", PLANNING, ()),
-        ("[Retrieval] a [1] b", RETRIEVAL, ("a [1] b",)),
-        ("[No Retrieval] because I know", NO_RETRIEVAL, ()),
+        (parse_router, "I choose [Planning].", ParsedAction(PLANNING)),
+        (parse_router, "please [Retrieval] who", search("please who")),
+        (parse_router, "[Planning] [Retrieval] who", ParsedAction(PLANNING)),
+        (parse_router, "[Retrieval] a [1] b", search("a [1] b")),
+        (parse_router, "[No Retrieval] because I know", ParsedAction(NO_RETRIEVAL)),
+        (parse_router, "", FORMAT),
+        (parse_router, "[Retrieval who", FORMAT),
+        (parse_router, "Retrieval] who", FORMAT),
+        (parse_router, "[]", ACTION),
+        (parse_router, "[retrieval] who", ACTION),
+        (parse_router, "[ Retrieval ] who", ACTION),
+        (parse_router, "[[Retrieval]] who", ACTION),
+        (parse_router, "[LLM]", ACTION),
+        (parse_router, "[Retrieval] \n ", ACTION),
+        (parse_router, "[1] [Retrieval] who", ACTION),
+        (parse_filter, "Thought: t\nAction: [1, 2]", select(1, 2)),
+        (parse_filter, "Thought: t\nAction:[1,2]", select(1, 2)),
+        (
+            parse_filter,
+            "the tag may be missing Action: [3]",
+            select(3, thought="the tag may be missing"),
+        ),
+        (parse_filter, "Thought: t\nAction: [ \n ]", select()),
+        (parse_filter, "Thought: t\nAction: [2, 1, 2]", select(2, 1)),
+        (parse_filter, "Thought: t\nAction: [1] and [2]", select(1)),
+        (parse_filter, "Thought: [4] helps\nAction: [1]", select(1, thought="[4] helps")),
+        (parse_filter, "noise Thought: t\nAction: [-1, +2, 007]", select(-1, 2, 7)),
+        (parse_filter, "", FORMAT),
+        (parse_filter, "Thought: t Action: keep [1", FORMAT),
+        (parse_filter, "Thought: t\n[1]", FORMAT),
+        (parse_filter, "Thought:  \nAction: [1]", FORMAT),
+        (parse_filter, "Thought: t\nAction: 1", FORMAT),
+        (parse_filter, "[1] Action:", FORMAT),
+        *((parse_filter, f"Thought: t\nAction: [{x}]", INDEX) for x in ("one", "1.5", "1,", "1 2")),
+        *((parse_filter, f"Thought: t\nAction: [{x}]", INDEX) for x in ("[1]", "1_0", "9" * 5000)),
+        (parse_decision, "Thought: t\nAction: [LLM]", ParsedAction(LLM, (), "t")),
+        (parse_decision, "Thought: next\nAction: [Retrieval] who", search("who", "next")),
+        (parse_decision, "no tag\nAction: [LLM]", ParsedAction(LLM, (), "no tag")),
+        (parse_decision, "Thought: [LLM]\nAction: [Retrieval] who", search("who", "[LLM]")),
+        (
+            parse_decision,
+            "Thought: t\nAction: [LLM]\nAction: [Retrieval] a",
+            ParsedAction(LLM, (), "t"),
+        ),
+        (parse_decision, "[LLM]", FORMAT),
+        (parse_decision, "Thought: t", FORMAT),
+        (parse_decision, "Thought: \nAction: [LLM]", FORMAT),
+        (parse_decision, "Thought: t\nAction: LLM", FORMAT),
+        (parse_decision, "Thought: t\nAction: [Planning]", ACTION),
+        (parse_decision, "Thought: t\nAction: [Retrieval]", ACTION),
     ],
 )
-def test_the_router_parses(text, action, args):
-    assert parse_router(text) == ParsedAction(action, args)
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", "Invalid Format"),
-        ("Retrieval who", "Invalid Format"),
-        ("[Retrieval who", "Invalid Format"),
-        ("Retrieval] who", "Invalid Format"),
-        ("[]", "Invalid Action"),
-        ("[retrieval] who", "Invalid Action"),
-        ("[ Retrieval ] who", "Invalid Action"),
-        ("[[Retrieval]] who", "Invalid Action"),
-        ("[LLM]", "Invalid Action"),
-        ("[Retrieval]", "Invalid Action"),
-        ("[Retrieval] \n ", "Invalid Action"),
-        ("[1] [Retrieval] who", "Invalid Action"),
-    ],
-)
-def test_the_router_rejects(text, error):
-    assert parse_router(text) == invalid_action(error)
+def test_a_text_is_an_action_or_an_error(parse, text, action):
+    result = parse(text)
+    if isinstance(action, str):
+        assert (result.valid, result.error, result.action, result.args) == (False, action, "", ())
+    else:
+        assert result == action
 
 
 @pytest.mark.parametrize(
@@ -119,82 +145,3 @@ def test_the_router_rejects(text, error):
 def test_a_query_is_cut_to_a_hundred_words(parse):
     words = [f"w{i}" for i in range(150)]
     assert parse("[Retrieval] " + " ".join(words)).args == (" ".join(words[:100]),)
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers", "thought"),
-    [
-        ("Thought: both\nAction: [1, 2]", (1, 2), "both"),
-        ("Thought: both\nAction:[1,2]", (1, 2), "both"),
-        ("the tag may be missing Action: [3]", (3,), "the tag may be missing"),
-        ("Thought: none\nAction: []", (), "none"),
-        ("Thought: none\nAction: [ \n ]", (), "none"),
-        ("Thought: twice\nAction: [2, 1, 2]", (2, 1), "twice"),
-        ("Thought: t\nAction: [1] and [2]", (1,), "t"),
-        ("Thought: [4] helps\nAction: [1]", (1,), "[4] helps"),
-        ("noise Thought: t\nAction: [-1, +2, 007]", (-1, 2, 7), "t"),
-        ("Thought: t Action: keep [1", None, None),
-    ],
-)
-def test_the_filter_parses(text, numbers, thought):
-    result = parse_filter(text)
-    if numbers is None:
-        assert result.error == "Invalid Format"
-    else:
-        assert result == ParsedAction("Select", numbers, thought)
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", "Invalid Format"),
-        ("[1]", "Invalid Format"),
-        ("Thought: t\n[1]", "Invalid Format"),
-        ("Action: [1]", "Invalid Format"),
-        ("Thought:  \nAction: [1]", "Invalid Format"),
-        ("Thought: t\nAction: 1", "Invalid Format"),
-        ("[1] Action:", "Invalid Format"),
-        ("Thought: t\nAction: [one]", "Invalid Document Idx"),
-        ("Thought: t\nAction: [1.5]", "Invalid Document Idx"),
-        ("Thought: t\nAction: [1,]", "Invalid Document Idx"),
-        ("Thought: t\nAction: [1 2]", "Invalid Document Idx"),
-        ("Thought: t\nAction: [[1]]", "Invalid Document Idx"),
-        ("Thought: t\nAction: [1_0]", "Invalid Document Idx"),
-        ("Thought: t\nAction: [Document 1]", "Invalid Document Idx"),
-        (f"Thought: t\nAction: [{'9' * 5000}]", "Invalid Document Idx"),
-    ],
-)
-def test_the_filter_rejects(text, error):
-    assert parse_filter(text) == invalid_action(error)
-
-
-@pytest.mark.parametrize(
-    ("text", "action", "args", "thought"),
-    [
-        ("Thought: done\nAction: [LLM]", LLM, (), "done"),
-        ("Thought: next\nAction: [Retrieval] who", RETRIEVAL, ("who",), "next"),
-        ("the tag may be missing\nAction: [LLM]", LLM, (), "the tag may be missing"),
-        ("Thought: [Retrieval] was tried\nAction: [LLM]", LLM, (), "[Retrieval] was tried"),
-        ("Thought: t\nAction: [LLM]\nAction: [Retrieval] who", LLM, (), "t"),
-    ],
-)
-def test_the_decision_maker_parses(text, action, args, thought):
-    assert parse_decision(text) == ParsedAction(action, args, thought)
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("[LLM]", "Invalid Format"),
-        ("Thought: t", "Invalid Format"),
-        ("Action: [LLM]", "Invalid Format"),
-        ("Thought: \nAction: [LLM]", "Invalid Format"),
-        ("Thought: t\nAction: LLM", "Invalid Format"),
-        ("Thought: t\nAction: [Planning]", "Invalid Action"),
-        ("Thought: t\nAction: [No Retrieval]", "Invalid Action"),
-        ("Thought: t\nAction: [Retrieval]", "Invalid Action"),
-    ],
-)
-def test_the_decision_maker_rejects(text, error):
-    result = parse_decision(text)
-    assert (result.valid, result.error, result.action, result.args) == (False, error, "", ())
