@@ -80,26 +80,20 @@ def test_copies_of_a_question_differ_and_share_a_shard():
         assert len({0, 3, 7} & set(shard)) in (0, 3) and [*shard] == sorted(shard)
 
 
-def test_shards_are_disjoint_and_balanced():
-    batch = [Question(f"q{i}", "", ()) for i in range(10)]
-    shards = shard_questions(batch, 4)
-    assert sorted(i for shard in shards for i in shard) == list(range(10))
-    assert sorted(map(len, shards)) == [2, 2, 3, 3]
-
-
-def test_copies_of_a_question_keep_shards_balanced():
-    assert shard_questions((ANN, BOB, BOB), 2) == [{0: [0]}, {1: [0], 2: [0]}]
-
-
-def test_processes_that_outnumber_the_questions_share_their_rollouts():
-    shards = shard_questions((ANN, BOB), 3, 4)
-    assert shards == [{0: [0, 2]}, {1: [0, 1, 2, 3]}, {0: [1, 3]}]
-    # With fewer processes the rollouts of a question stay together, for they share its prompt.
-    assert shard_questions((ANN, BOB), 1, 2) == [{0: [0, 1], 1: [0, 1]}]
-
-
-def test_processes_that_outnumber_the_rollouts_roll_out_nothing():
-    assert shard_questions((ANN, BOB), 5) == [{0: [0]}, {1: [0]}, {}, {}, {}]
+@pytest.mark.parametrize(
+    ("batch", "count", "rollouts", "shards"),
+    [
+        # Balanced, and copies of a question stay together, for they share its prompt.
+        ((ANN, BOB, CY, DEE, EVE), 2, 1, [{0: [0], 2: [0], 4: [0]}, {1: [0], 3: [0]}]),
+        ((ANN, BOB, BOB), 2, 1, [{0: [0]}, {1: [0], 2: [0]}]),
+        ((ANN, BOB), 1, 2, [{0: [0, 1], 1: [0, 1]}]),
+        # Processes that outnumber the questions share their rollouts; the rest roll out nothing.
+        ((ANN, BOB), 3, 4, [{0: [0, 2]}, {1: [0, 1, 2, 3]}, {0: [1, 3]}]),
+        ((ANN, BOB), 5, 1, [{0: [0]}, {1: [0]}, {}, {}, {}]),
+    ],
+)
+def test_shards_are_disjoint_and_balanced(batch, count, rollouts, shards):
+    assert shard_questions(batch, count, rollouts) == shards
 
 
 @pytest.mark.parametrize("host", [0, 1, 2])

@@ -4,18 +4,14 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree, single_chain
+from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree
 from jax_ragrl.systems.c3po import TreeShape
-from tests.rollout.tape import PAPER, Tape, improvise, play
+from tests.rollout.tape import PAPER, Tape, play
 from tests.rollout.test_collect import QUESTIONS
 
 
 def at(depth: int, role: str = "filter") -> Generate:
     return Generate(role, (), depth)
-
-
-def test_a_single_chain_samples_one_action_everywhere():
-    assert [single_chain(at(depth), "q") for depth in (1, 9)] == [Branching(1), Branching(1)]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +64,6 @@ def test_the_papers_tree_has_seven_leaves_if_all_actions_differ():
     forest = play(Tape(distinct), *QUESTIONS, expander=PAPER)
     leaves = [int(forest.leaf_N[forest.nodes_of(i)].sum()) for i in range(len(QUESTIONS))]
     assert leaves == [7] * len(QUESTIONS)
-
-
-def test_the_papers_tree_never_has_more_than_seven_leaves():
-    forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
-    leaves = [int(forest.leaf_N[forest.nodes_of(i)].sum()) for i in range(len(QUESTIONS))]
-    assert min(leaves) >= 3 and max(leaves) <= 7
 
 
 def test_a_sampled_router_and_width_one_give_a_single_chain():

@@ -37,17 +37,12 @@ def test_a_reward_that_is_no_finite_number_names_the_question_and_the_function(v
         UserError, match=r"my_reward returned .* 'q-bob' \('Where was Bob born\?'\)"
     ):
         leaf_rewards(functools.partial(for_bob(value)), forest())
-
-    def my_metric(answer, gold):
-        return value
-
-    with pytest.raises(UserError, match=r"my_metric returned .*q-ann"):
-        answer_rewards(forest(), my_metric)
+    with pytest.raises(UserError, match=r"<lambda> returned .*q-ann"):
+        answer_rewards(forest(), lambda answer, gold: value)
 
 
-@pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
-def test_a_metric_that_is_no_finite_number_names_the_question(value, monkeypatch):
-    monkeypatch.setitem(METRICS, "own", lambda answer, gold: value)
+def test_a_metric_that_is_no_finite_number_names_the_question(monkeypatch):
+    monkeypatch.setitem(METRICS, "own", lambda answer, gold: None)
     tape = Tape({}, replies={"answer_direct": "Ulm"})
     with pytest.raises(UserError, match="<lambda> returned .*q-ann"):
         evaluate(direct("c3po_tiny"), [ANN], tape.environment())

@@ -39,6 +39,7 @@ def test_a_tree_holds_texts_parents_rewards_and_answers():
     assert [p["kept"] for p in kept["passages"]] == [False, True]
     assert kept["passages"][0] == {"title": "title 1", "text": "text 1", "kept": False}
     assert (leaf["answer"], leaf["why"], leaf["role"]) == ("Ulm", "answered", "leaf")
+    assert leaf["calls"] == [["search", "Ann -> title 1, title 2"], ["answer", "Ulm"]]
 
 
 def test_a_decision_after_a_filter_shows_no_passages():
@@ -94,16 +95,6 @@ def test_a_transcript_holds_every_step_in_order():
         *["router", "search", "filter", "Action:", "answer", "=>"]
     ]
     assert "Ann -> title 1, title 2" in steps[1] and steps[-1].endswith("Ulm (answered)")
-
-
-def test_a_leaf_holds_the_calls_on_its_path():
-    forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
-    (tree,) = trees(forest, credit_of(forest), 1, choosers=CHOOSERS)
-    assert [node.get("calls") for node in tree["nodes"]] == [
-        None,
-        None,
-        [["search", "Ann -> title 1, title 2"], ["answer", "Ulm"]],
-    ]
 
 
 def test_without_readers_nodes_show_the_passages_found():

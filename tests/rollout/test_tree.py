@@ -75,10 +75,3 @@ def test_the_arrays_have_their_declared_dtypes():
     for forest in (build_forest((ANN,), [record(NO_PARENT)]), build_forest((), [])):
         dtypes = [x.dtype for x in forest[1:8]]
         assert dtypes == [np.int32, np.int32, bool, bool, bool, np.float32, np.int32]
-
-
-def test_nodes_of_questions_partition_the_forest():
-    forest = play(Tape(improvise), *QUESTIONS, expander=twice)
-    numbers = [forest.nodes_of(i).tolist() for i in range(len(QUESTIONS))]
-    assert sorted(sum(numbers, [])) == list(range(len(forest.records)))
-    assert all(part == sorted(part) for part in numbers)

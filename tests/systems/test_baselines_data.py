@@ -25,7 +25,7 @@ from jax_ragrl.systems.baselines.examples import (
     vanilla_examples,
 )
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
-from jax_ragrl.systems.baselines.skr import SKR, Neighbors, fit_neighbors, unit
+from jax_ragrl.systems.baselines.skr import SKR, Neighbors, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import DraftOnly, SlimPLM, gate_examples
 from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question
@@ -50,11 +50,8 @@ def documents(row) -> list[str]:
 
 
 def test_vanilla_examples_contain_the_first_hits():
-    questions = [
-        question_about(1),
-        dataclasses.replace(question_about(2), answers=()),
-        question_about(3),
-    ]
+    bare = dataclasses.replace(question_about(2), answers=())
+    questions = [question_about(1), bare, question_about(3)]
     rows = vanilla_examples(STYLE, questions, [hits(1, 2, 3), hits(4), hits()], 2)
     assert [(row.target, row.role) for row in rows] == [
         ("answer 1", "answer"),
@@ -262,11 +259,6 @@ def test_without_neighbors_skr_searches():
     nan = float("nan")
     assert neighbors_of([nan, 1, 0, 1, 0], [1, 1, 0, 1, nan]).helps("song")
     assert Execution(SKR(STYLE, 2), ANN).effects == (Search(ANN.text, 2),)
-
-
-def test_unit_rows_have_length_one_or_zero():
-    rows = unit(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32))
-    np.testing.assert_allclose(rows, [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

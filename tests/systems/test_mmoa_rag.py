@@ -51,66 +51,46 @@ from tests.systems.test_presets import code
 # --- Grammars ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "queries", "error"),
-    [
-        ("one", ("one",), ""),
-        (" a \n\n b\n", ("a", "b"), ""),
-        ("1\n2\n3\n4", ("1", "2", "3", "4"), ""),
-        ("1\n2\n3\n4\n5", ("1", "2", "3", "4"), "Too Many Queries"),
-        ("1\n2\n3\n4\n5\n6\n7\n8", ("1", "2", "3", "4"), "Too Many Queries"),
-        ("1\n2\n3\n4\n5\n6\n7\n8\n9", (), "Too Many Queries"),
-        ("", (), "No Query"),
-        (" \n ", (), "No Query"),
-    ],
-)
-def test_the_rewriter_parses(text, queries, error):
-    action = parse_queries(text)
-    assert (action.args, action.error) == (queries, error)
+MANY, INVALID = "Too Many Queries", "Invalid Selection"
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers", "error"),
+    ("parse", "text", "args", "error"),
     [
-        ("Document0", (0,), ""),
-        ("Document4,Document0", (4, 0), ""),
-        (" Document12 ", (12,), ""),
-        ("", (), ""),
-        ("Document1,Document1", (1,), "Duplicate Document"),
-        ("Document1,Document01", (1,), "Duplicate Document"),
-        ("Document1, Document2", (1, 2), "Invalid Selection"),
-        ("Document1,", (1,), "Invalid Selection"),
-        ("1,2", (1, 2), "Invalid Selection"),
-        ("Document,3,Document", (3,), "Invalid Selection"),
-        ("Document3Document4", (), "Invalid Selection"),
-        ("none", (), "Invalid Selection"),
-        ("Document" + "9" * 5000, (), "Invalid Selection"),
+        (parse_queries, " a \n\n b\n", ("a", "b"), ""),
+        (parse_queries, "1\n2\n3\n4", ("1", "2", "3", "4"), ""),
+        (parse_queries, "1\n2\n3\n4\n5", ("1", "2", "3", "4"), MANY),
+        (parse_queries, "1\n2\n3\n4\n5\n6\n7\n8", ("1", "2", "3", "4"), MANY),
+        (parse_queries, "1\n2\n3\n4\n5\n6\n7\n8\n9", (), MANY),
+        (parse_queries, " \n ", (), "No Query"),
+        (parse_selection, "Document4,Document0", (4, 0), ""),
+        (parse_selection, " Document12 ", (12,), ""),
+        (parse_selection, "", (), ""),
+        (parse_selection, "Document1,Document1", (1,), "Duplicate Document"),
+        (parse_selection, "Document1,Document01", (1,), "Duplicate Document"),
+        (parse_selection, "Document1, Document2", (1, 2), INVALID),
+        (parse_selection, "Document1,", (1,), INVALID),
+        (parse_selection, "1,2", (1, 2), INVALID),
+        (parse_selection, "Document,3,Document", (3,), INVALID),
+        *(
+            (parse_selection, t, (), INVALID)
+            for t in ("Document3Document4", "none", "Document" + "9" * 5000)
+        ),
+        *((parse_answer, text, (), "No Answer") for text in ("", "****", " \n ", "Answer: ")),
+        *((parse_answer, text, ("Ulm",), "") for text in ("Answer: Ulm", "Let me see.\n\n**Ulm**")),
     ],
 )
-def test_the_selector_parses(text, numbers, error):
-    action = parse_selection(text)
-    assert (action.args, action.error) == (numbers, error)
+def test_a_text_is_an_action_or_an_error(parse, text, args, error):
+    action = parse(text)
+    assert (action.args, action.error) == (args, error)
 
 
 @pytest.mark.parametrize(
-    ("text", "answer", "form"),
-    [
-        ("**Ulm**", "Ulm", 1.0),
-        (" **new york** ", "new york", 1.0),
-        ("Ulm", "Ulm", 0.0),
-        ("*Ulm**", "Ulm", 0.0),
-        ("Let me see.\n\n**Ulm**", "Ulm", 0.0),
-        ("Answer: Ulm", "Ulm", 0.0),
-        ("**The answer is: Ulm**", "Ulm", 1.0),
-    ],
+    ("text", "form"),
+    [("**Ulm**", 1), (" **Ulm** ", 1), ("Ulm", 0), ("*Ulm**", 0), ("**The answer is: Ulm**", 1)],
 )
-def test_the_generator_parses(text, answer, form):
-    assert parse_answer(text) == ParsedAction("Answer", (answer,), format_score=form)
-
-
-@pytest.mark.parametrize("text", ["", "****", " \n ", "Answer: "])
-def test_the_generator_rejects_a_missing_answer(text):
-    assert parse_answer(text).error == "No Answer"
+def test_the_form_of_an_answer_is_graded(text, form):
+    assert parse_answer(text) == ParsedAction("Answer", ("Ulm",), format_score=form)
 
 
 NAMES = st.text(st.characters(categories=("L", "N")), min_size=1)

@@ -53,16 +53,15 @@ def test_all_forms_of_a_plan_parse_equally(text):
     assert parse_plan(text) == ParsedAction("plan", TWO)
 
 
-@pytest.mark.parametrize("text", ["", "Who made Jaws?", "[1, 2]", "{}", "[{}]", '[""]', "1)", "[["])
-def test_text_without_a_plan_is_malformed(text):
-    assert parse_plan(text) == invalid_action("No Plan")
-
-
 @pytest.mark.parametrize(
-    "text", [JSON[:-1], JSON[:-1] + ",", JSON[:-9], JSON.replace("}, {", "},\n{")[:-9]]
+    "text",
+    [
+        *("", "Who made Jaws?", "[1, 2]", "{}", "[{}]", '[""]', "1)", "[["),
+        # Of a truncated plan the last step, which gives the answer, may be missing.
+        *(JSON[:-1], JSON[:-1] + ",", JSON[:-9], JSON.replace("}, {", "},\n{")[:-9]),
+    ],
 )
-def test_a_truncated_plan_is_malformed(text):
-    """The last step, which gives the answer, may be missing."""
+def test_text_without_a_whole_plan_is_malformed(text):
     assert parse_plan(text) == invalid_action("No Plan")
 
 
@@ -166,17 +165,13 @@ def test_a_verdict_parses(text, result):
         (verdict(answer="", analysis="a"), "no", 0.7),
         (verdict(status="maybe", answer="Ulm", analysis="a"), "yes", 0.5),
         (verdict(status="maybe", answer="", analysis="a"), "no", 0.5),
+        *((text, "", 0.0) for text in ("", "Ulm", "{}", "nothing is known", "yesterday", "[]")),
     ],
 )
 def test_an_unknown_status_is_inferred_from_the_answer(text, action, score):
     result = parse_analysis(text)
     assert (result.action, result.error, result.valid) == (action, "No Status", False)
     assert result.format_score == pytest.approx(score)
-
-
-@pytest.mark.parametrize("text", ["", "Ulm", "{}", "nothing is known", "yesterday", "[]"])
-def test_text_without_a_verdict_is_malformed(text):
-    assert parse_analysis(text) == invalid_action("No Status")
 
 
 # --- Rewritten queries --------------------------------------------------------------------------
@@ -199,13 +194,7 @@ def query(text: str, **fields: object) -> str:
         ("rephrase:", "", "rephrase", 0.3, "Empty Query"),
         ('I would ask "a b".', "a b", "", 0.25, "No JSON"),
         ("a b\nc", "a b", "", 0.25, "No JSON"),
-        (
-            '{"rewritten_query": "who "X" is", "strategy": "expand"}',
-            'who "X" is',
-            "",
-            0.25,
-            "No JSON",
-        ),
+        ('{"rewritten_query": "a "X" is", "strategy": ""}', 'a "X" is', "", 0.25, "No JSON"),
         ('{"rewritten_query": "Ann\'s film, 19', "Ann's film, 19", "", 0.25, "No JSON"),
         ("{'rewritten_query': 'Ann film'}", "Ann film", "", 0.25, "No JSON"),
         ('{\n"rewritten_query": "a b",\n"keywords": ["c",]}', "a b", "", 0.25, "No JSON"),

@@ -56,13 +56,7 @@ def test_the_total_counts_facts_independent_of_passages():
         truth = read_truth(question.text, passages)
         assert truth is not None and truth.total == question.hops
         assert truth.relevant == (True,) * len(passages)
-
-
-def test_irrelevant_passages_give_no_answer():
-    question = next(q for q in questions() if q.kind == "chain" and q.hops == 2)
-    first, second = gold(question)
-    truth = read_truth(subgoals(question.text)[0], [second, first])
-    assert truth is not None and truth.relevant == (False, True) and truth.total == 1
+    _, second = gold(question)[:2]
     blank = read_truth(subgoals(question.text)[0], [second])
     assert blank is not None and (blank.answer, blank.relevant) == ("", (False,))
 
@@ -95,16 +89,6 @@ def test_passages_contain_the_words_of_their_relations():
     assert set(RELATION_WORDS) == {relation for _, relation in world().source}
     for (_, relation), passage in world().source.items():
         assert any(word in text[passage] for word in RELATION_WORDS[relation].split())
-
-
-def test_relation_words_exclude_common_words():
-    assert {"birthplace", "mayor"} <= set(RELATION_WORDS)
-    assert not {w for words in RELATION_WORDS.values() for w in words.split()} & {
-        "a",
-        "by",
-        "in",
-        "the",
-    }
 
 
 def test_only_single_facts_are_reworded():
