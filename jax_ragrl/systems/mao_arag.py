@@ -203,22 +203,13 @@ def plain_answer(reply: str) -> str:
 
 @dataclasses.dataclass
 class Item:
-    """A question or sub-question, and the steps that remain for it.
-
-    Fields:
-      text: the text of the question.
-      todo: the remaining steps.
-      turn: the number of the planner call that wrote its workflow, and that pays for it.
-      query: the rewritten query; empty without one.
-      documents: the passages for the answer.
-      answer: the answer, or None.
-    """
+    """A question or sub-question, and the steps that remain for it."""
 
     text: str
-    todo: tuple[str, ...] = (PLAN,)
-    turn: int = -1
-    query: str = ""
-    documents: tuple[Passage, ...] = ()
+    todo: tuple[str, ...] = (PLAN,)  # the remaining steps
+    turn: int = -1  # the number of the planner call that wrote its workflow, and that pays for it
+    query: str = ""  # the rewritten query
+    documents: tuple[Passage, ...] = ()  # for the answer
     answer: str | None = None
 
 

@@ -74,7 +74,7 @@ class SlimPLM(ScriptedSystem):
     def steps(self, question: Question) -> Steps:
         """Drafts and judges, rewrites and searches if needed (all queries at once), answers."""
         # 1. Draft and judge.
-        draft = draft_text((yield Generate(DRAFTER, draft_prompt(self.style, question))))
+        draft = yield from self.draft(question)
         gate = yield Generate(GATE, gate_prompt(self.style, question, draft), 2)
         yield StrategyChoice("direct" if gate.action == SKIP_SEARCH else "retrieve")
         if gate.action == SKIP_SEARCH:
@@ -86,10 +86,10 @@ class SlimPLM(ScriptedSystem):
         documents = yield from search_together(queries, self.top_k)
         yield from self.finish(question, documents)
 
-
-def draft_prompt(style: str, question: Question) -> tuple[Message, ...]:
-    """Returns the prompt of the drafter."""
-    return user_turn(style, "draft", question=question.text)
+    def draft(self, question: Question) -> Steps:
+        """Returns the text of the draft; empty if it is malformed."""
+        prompt = user_turn(self.style, "draft", question=question.text)
+        return draft_text((yield Generate(DRAFTER, prompt)))
 
 
 def draft_text(draft: ParsedAction) -> str:
@@ -111,7 +111,7 @@ class DraftOnly(SlimPLM):
 
     def steps(self, question: Question) -> Steps:
         """Drafts, and ends without an answer, so that no judge grades the draft."""
-        yield Generate(DRAFTER, draft_prompt(self.style, question))
+        yield from self.draft(question)
         yield Done(None, "drafted")
 
 

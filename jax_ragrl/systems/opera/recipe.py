@@ -79,13 +79,17 @@ from jax_ragrl.systems.opera.mapgrpo import (
     sibling_advantages,
 )
 from jax_ragrl.systems.opera.system import ROLES, Opera
-from jax_ragrl.systems.opera.world import WorldExpert, world_gold
+from jax_ragrl.systems.opera.world import WorldExpert, read_gold
 from jax_ragrl.text.metrics import exact_match
 from jax_ragrl.types import Question
 
 PLAN_REWARDS = {"paper": rewards.plan_reward, "code": rewards.plan_reward_code}
 WORLD = "world"
-GOLD: Mapping[str, rewards.GoldOf] = {"steps": rewards.steps_gold, WORLD: world_gold}
+GOLD: Mapping[str, rewards.GoldOf] = {
+    "steps": rewards.steps_gold,
+    # A sub-goal about a wrong entity is judged by its own text.
+    WORLD: lambda question, goal, passages: read_gold(goal.text, passages),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,19 +65,25 @@ def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -
     they are unknown if the decomposition has another length. Of several passages with one gold
     name, which are pieces of an article, only the first counts as relevant.
     """
-    names = _gold_of_step(question, goal)
+    # 1. Find the relevant passages. MuSiQue assigns one to each step of its decomposition, in the
+    # order of the gold; for a plan of another length, and in other data sets, all gold counts.
+    decomposition, names = question.metadata.get("question_decomposition", ()), question.gold
+    is_assigned = len(decomposition) == len(names) and all(
+        step.get("paragraph_support_idx") is not None for step in decomposition
+    )
+    if is_assigned and len(decomposition) == goal.steps:
+        names = names[goal.number : goal.number + 1]
     relevant, total = first_named(passages, names), len(set(names))
+    # 2. Find the answers of a middle step.
     is_middle = goal.number < goal.steps - 1
     answers = () if is_middle else question.answers
-    # 1. Find the answers of a middle step.
-    decomposition = question.metadata.get("question_decomposition", ())
     evidence = question.metadata.get("evidences", ())
     triples = [x for x in evidence if isinstance(x, list | tuple) and len(x) == 3]
     if not answers and len(decomposition) == goal.steps:
         answers = (str(decomposition[goal.number]["answer"]),)
     elif is_middle:
         answers = object_of(goal, triples)
-    # 2. Decide whether the passages contain them.
+    # 3. Decide whether the passages contain them.
     shown, gold = sum(first_named(passages, question.gold)), len(set(question.gold))
     answerable = is_answerable(answers, passages, shown, gold, alone=goal.steps == 1)
     if is_middle and triples and any(relevant) and not answerable:
@@ -86,21 +92,6 @@ def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -
     if answerable is None:
         return Gold(None, relevant, total)
     return Gold(tuple(answers) if answerable else (), relevant, total)
-
-
-def _gold_of_step(question: Question, goal: SubGoal) -> tuple[str, ...]:
-    """Returns the names of the passages that are relevant to a sub-goal.
-
-    MuSiQue assigns a passage to each step of its decomposition, in the order of the gold. If a plan
-    has as many steps, each of them has its own passage; otherwise, and in other data sets, all gold
-    passages of the question count for each step.
-    """
-    decomposition = question.metadata.get("question_decomposition", ())
-    is_assigned = len(decomposition) == len(question.gold) and all(
-        step.get("paragraph_support_idx") is not None for step in decomposition
-    )
-    one_each = is_assigned and len(decomposition) == goal.steps
-    return question.gold[goal.number : goal.number + 1] if one_each else question.gold
 
 
 def object_of(goal: SubGoal, triples: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from jax_ragrl.corpus.world import CLUSTERS, RELATIONS
 from jax_ragrl.llm.reader import Plan, facts_of, question_of, resolve, understand
@@ -23,9 +22,9 @@ from jax_ragrl.systems.opera.grammar import (
     render_plan,
     render_rewrite,
 )
-from jax_ragrl.systems.opera.rewards import Gold, SubGoal
+from jax_ragrl.systems.opera.rewards import Gold
 from jax_ragrl.text.prompts import parse_passages
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.types import Passage
 
 _SINGLE = re.compile(r"^(\w+) of (.+)$")
 _OLDER = re.compile(r"^older: (.+) (\d+), (.+) (\d+)$")
@@ -38,20 +37,6 @@ RELATION_WORDS: Mapping[str, str] = {
     for relations, forms in clusters
     for relation in relations
 }
-
-
-class Truth(NamedTuple):
-    """The true answer of a sub-goal according to some passages.
-
-    Fields:
-      answer: the answer; empty if the passages do not contain it.
-      relevant: per passage, whether it is relevant to the sub-goal.
-      total: the number of relevant passages in the corpus.
-    """
-
-    answer: str
-    relevant: tuple[bool, ...]
-    total: int
 
 
 def subgoals(question: str) -> tuple[str, ...]:
@@ -95,21 +80,25 @@ def parse_subgoal(goal: str) -> Plan | None:
     return understand(goal)
 
 
-def read_truth(goal: str, passages: Sequence[Passage]) -> Truth | None:
-    """Returns the true answer of a sub-goal in some passages; None if it is not a sub-goal."""
+def read_gold(goal: str, passages: Sequence[Passage]) -> Gold:
+    """Returns the gold of a sub-goal from passages, independent of the plan that it belongs to.
+
+    Text that is not a sub-goal has no answer, and no passage is relevant to it.
+    """
+    none = (False,) * len(passages)
     if answer := comparison_answer(goal):
-        return Truth(answer, (False,) * len(passages), 0)
+        return Gold((answer,), none, 0)
     plan = parse_subgoal(goal)
     if plan is None:
-        return None
+        return Gold((), none, 0)
     facts_K = [facts_of(passage.text) for passage in passages]
     steps = resolve(plan, facts_K)
     values = [value for _, value in steps]
     relevant = tuple(any(pair in facts for pair, _ in steps) for facts in facts_K)
     # A chain that breaks has no answer, but its passages so far are relevant.
     if len(steps) < len(plan.hops) or not all(values):
-        return Truth("", relevant, len(plan.hops))
-    return Truth(conclusion(goal, plan, values), relevant, len(plan.hops))
+        return Gold((), relevant, len(plan.hops))
+    return Gold((conclusion(goal, plan, values),), relevant, len(plan.hops))
 
 
 def conclusion(goal: str, plan: Plan, values: Sequence[str]) -> str:
@@ -126,19 +115,6 @@ def as_query(goal: str) -> str:
         return goal
     relation, name = plan.hops[0]
     return f"{name} {RELATION_WORDS[relation]}"
-
-
-def world_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold:
-    """Returns the gold of a sub-goal from the passages themselves, independent of the plan.
-
-    A sub-goal about a wrong entity is therefore judged by its own text. Text that is not a sub-goal
-    has no answer, and no passage is relevant to it. The `question` is not read.
-    """
-    del question
-    truth = read_truth(goal.text, passages)
-    if truth is None:
-        return Gold((), (False,) * len(passages), 0)
-    return Gold((truth.answer,) if truth.answer else (), truth.relevant, truth.total)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,14 +134,9 @@ class WorldExpert:
             return render_plan(subgoals(goal) or (goal,))
         if role == ANALYSIS:
             pairs = parse_passages(self.style, prompt)
-            return write_analysis(goal, [Passage("", title, text) for title, text in pairs])
+            gold = read_gold(goal, [Passage("", title, text) for title, text in pairs])
+            # A `no` is the right verdict, with any analysis.
+            if not gold.answers:
+                return render_analysis("nothing")
+            return render_analysis(f"{goal} is {gold.answers[0]}", gold.answers[0])
         return render_rewrite("rephrase", as_query(goal))
-
-
-def write_analysis(goal: str, passages: Sequence[Passage]) -> str:
-    """Returns the right verdict on a sub-goal: the fact and the answer, or that there is none."""
-    truth = read_truth(goal, passages)
-    # A `no` is the right verdict, with any analysis.
-    if truth is None or not truth.answer:
-        return render_analysis("nothing")
-    return render_analysis(f"{goal} is {truth.answer}", truth.answer)

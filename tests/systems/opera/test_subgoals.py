@@ -5,12 +5,13 @@ import functools
 import pytest
 
 from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.systems.opera.rewards import Gold
 from jax_ragrl.systems.opera.world import (
     RELATION_WORDS,
     as_query,
     comparison_answer,
     fill_answers,
-    read_truth,
+    read_gold,
     subgoals,
 )
 from jax_ragrl.types import Question
@@ -34,36 +35,39 @@ def test_sub_goal_answers_lead_to_the_final_answer():
     for question in questions():
         answers: list[str] = []
         for goal in subgoals(question.text):
-            truth = read_truth(fill_answers(goal, answers), gold(question))
-            assert truth is not None and truth.answer
-            answers.append(truth.answer)
+            truth = read_gold(fill_answers(goal, answers), gold(question))
+            assert truth.answers
+            answers += truth.answers
         assert answers[-1] in question.answers
         assert len(answers) == question.hops + (question.kind == "comparison")
 
 
 def test_a_complete_question_is_a_valid_sub_goal():
     for question in questions()[:100]:
-        truth = read_truth(question.text, gold(question))
-        assert truth is not None and truth.answer in question.answers
+        truth = read_gold(question.text, gold(question))
+        assert truth.answers[0] in question.answers
         assert all(truth.relevant) and truth.total == question.hops
-        less = read_truth(question.text, gold(question)[:-1])
-        assert less is not None and not less.answer and less.total == question.hops
+        less = read_gold(question.text, gold(question)[:-1])
+        assert not less.answers and less.total == question.hops
 
 
 def test_the_total_counts_facts_independent_of_passages():
     question = next(q for q in questions() if q.kind == "chain" and q.hops > 1)
     for passages in ([], gold(question) * 2):
-        truth = read_truth(question.text, passages)
-        assert truth is not None and truth.total == question.hops
+        truth = read_gold(question.text, passages)
+        assert truth.total == question.hops
         assert truth.relevant == (True,) * len(passages)
     _, second = gold(question)[:2]
-    blank = read_truth(subgoals(question.text)[0], [second])
-    assert blank is not None and (blank.answer, blank.relevant) == ("", (False,))
+    blank = read_gold(subgoals(question.text)[0], [second])
+    assert (blank.answers, blank.relevant) == ((), (False,))
 
 
 @pytest.mark.parametrize("goal", ["", "uncle of Ann", "Who?", "birthplace", "[1]"])
 def test_other_texts_have_no_truth(goal):
-    assert read_truth(goal, world().passages[:3]) is None and as_query(goal) == goal
+    assert (
+        read_gold(goal, world().passages[:3]) == Gold((), (False,) * 3, 0)
+        and as_query(goal) == goal
+    )
 
 
 @pytest.mark.parametrize(
