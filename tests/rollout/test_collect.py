@@ -399,23 +399,14 @@ def test_the_reward_is_the_verdict_of_the_judge():
     assert tape.log.count(("judge",)) == 4 < int(forest.leaf_N.sum())
 
 
-def test_a_failed_judge_makes_its_question_fail():
+@pytest.mark.parametrize("reply", [EffectError("down"), "I cannot judge."])
+def test_a_question_without_a_readable_verdict_fails(reply):
     def verdict(request: LLMRequest) -> str | EffectError:
-        return EffectError("down") if "Ann" in request.messages[-1].content else "True"
+        return reply if "Ann" in str(request.messages) else "Not true."
 
     forest, _ = judged_forest({"judge": verdict})
-    assert forest.failed_questions == (0,) and forest.failures == (
-        "tape failed to judge an answer: down",
-    )
-    assert set(forest.question_N.tolist()) == {1}
-
-
-def test_a_verdict_that_nobody_can_read_makes_its_question_fail():
-    def verdict(request: LLMRequest) -> str:
-        return "I cannot judge." if "Ann" in request.messages[0].content else "Not true."
-
-    forest, _ = judged_forest({"judge": verdict})
-    assert forest.failed_questions == (0,) and "I cannot judge." in forest.failures[0]
+    assert forest.failed_questions == (0,) and set(forest.question_N.tolist()) == {1}
+    assert "tape" in forest.failures[0] and str(reply) in forest.failures[0]
     assert not answer_rewards(forest, lambda *_: pytest.fail("the judge replaces the metric")).any()
 
 

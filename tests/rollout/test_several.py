@@ -157,18 +157,9 @@ def test_copies_of_a_rollout_differ_and_are_never_merged():
     assert len({r.answer for r in seeded.records if r.answer}) == 3
 
 
-def test_a_rollout_continues_only_with_followed_actions():
-    tape = Tape({})
-    first = lambda effect, question: Branching(3, follow=1)  # noqa: E731
-    forest = collect(Line(), first, [ANN], Environment(Seeded(), tape, tape))
-    assert [r.role for r in forest.records] == ["a"] * 6 + ["leaf"]
-    assert forest.parent_N.tolist() == [NO_PARENT] * 3 + [0] * 3 + [3]
-    assert all(record.state is not None for record in forest.records)
-
-
 @pytest.mark.parametrize(
     ("follow", "skip", "parents"),
-    [(1, 1, [1]), (2, 1, [1, 2]), (2, 0, [0, 1]), (None, 1, [0, 1, 2])],
+    [(1, 0, [0]), (1, 1, [1]), (2, 1, [1, 2]), (2, 0, [0, 1]), (None, 1, [0, 1, 2])],
 )
 def test_skipped_actions_are_recorded_and_not_continued(follow, skip, parents):
     some = lambda effect, question: Branching(3, follow=follow, skip=skip)  # noqa: E731
@@ -176,6 +167,7 @@ def test_skipped_actions_are_recorded_and_not_continued(follow, skip, parents):
     assert forest.parent_N[:3].tolist() == [NO_PARENT] * 3
     assert sorted({0, 1, 2} & set(forest.parent_N.tolist())) == parents
     assert forest.leaf_N.sum() == len(parents) ** 2
+    assert all(record.state is not None for record in forest.records)
 
 
 class Looks(Again):

@@ -37,15 +37,6 @@ def job(system: str, changes: dict[str, object]) -> Job:
 
 @pytest.mark.parametrize(
     ("system", "changes"),
-    [("c3po", GRPO), ("mao_arag", GRPO), ("coda", PPO), ("opera", PPO), ("tree_grpo", PPO)],
-)
-def test_an_incompatible_objective_is_rejected(system, changes):
-    with pytest.raises(UserError, match="the credit of this system is not made for"):
-        job(system, changes)
-
-
-@pytest.mark.parametrize(
-    ("system", "changes"),
     [
         ("c3po", GRPO | {"credit": "siblings"}),
         ("mmoa_rag", GRPO | {"credit": "rollouts", "rollouts": 4}),
@@ -81,37 +72,34 @@ def test_a_comparison_replaces_the_returns(credit):
     assert result.compare.__name__ == f"over_{credit}" and result.credit is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"credit": "luck"}, "use one of own"),
-        ({"credit": "siblings"}, "use a group rule"),
-        (GRPO | {"credit": "rollouts"}, "rollouts 1"),
-        (GRPO | {"credit": "roles"}, "rollouts 1"),
-        (PPO | {"credit": "shared", "objective.gae_span": "conversation"}, "use 'turn'"),
-        (PPO | {"credit": "earned", "objective.gae_span": "conversation"}, "use 'turn'"),
-        ({"rollouts": -1}, "config.rollouts is -1"),
-    ],
-)
-def test_invalid_combinations_are_rejected(changes, message):
-    with pytest.raises(UserError, match=message):
-        job("c3po", changes)
+CREDIT = "the credit of this system is not made for"
 
 
 @pytest.mark.parametrize(
     ("system", "changes", "message"),
     [
-        ("mmoa_rag", {}, "tries one action per decision"),
-        ("c3po", {"objective.kl.where": "none"}, "needs a reference"),
+        *((system, GRPO, CREDIT) for system in ("c3po", "mao_arag")),
+        *((system, PPO, CREDIT) for system in ("coda", "opera", "tree_grpo")),
+        ("c3po", {"credit": "luck"}, "use one of own"),
         ("c3po", {"credit": "siblings"}, "use a group rule"),
+        ("c3po", GRPO | {"credit": "rollouts"}, "rollouts 1"),
+        ("c3po", GRPO | {"credit": "roles"}, "rollouts 1"),
+        ("c3po", PPO | {"credit": "shared", "objective.gae_span": "conversation"}, "use 'turn'"),
+        ("c3po", PPO | {"credit": "earned", "objective.gae_span": "conversation"}, "use 'turn'"),
+        ("c3po", {"rollouts": -1}, "config.rollouts is -1"),
+        # Preferences need decisions, a reference and the credit of the config.
+        ("mmoa_rag", {"preference.beta": 0.1}, "tries one action per decision"),
+        ("c3po", {"preference.beta": 0.1, "objective.kl.where": "none"}, "needs a reference"),
+        ("c3po", {"preference.beta": 0.1, "credit": "siblings"}, "use a group rule"),
     ],
 )
-def test_preferences_need_decisions_a_reference_and_the_credit_of_the_config(
-    system, changes, message
-):
-    assert job("c3po", {"preference.beta": 0.1}).preference is not None
+def test_invalid_combinations_are_rejected(system, changes, message):
     with pytest.raises(UserError, match=message):
-        job(system, {"preference.beta": 0.1} | changes)
+        job(system, changes)
+
+
+def test_preferences_are_a_choice():
+    assert job("c3po", {"preference.beta": 0.1}).preference is not None
 
 
 def test_a_credit_by_its_name_keeps_the_settings_of_the_recipe():

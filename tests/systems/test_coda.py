@@ -297,13 +297,6 @@ def test_duplicated_executor_turns_change_no_advantage():
     assert after_N[len(before_N) :].tolist() == before_N[nodes * 5].tolist()
 
 
-def test_a_rollout_among_equals_learns_nothing():
-    alone = group(rollouts=1)
-    assert not advantages(alone, coda.reward(alone, PAPER))[0].any()
-    equal, _ = talk(SYSTEM, lambda role, prompt, rng: FINAL, rollouts=4)
-    assert not advantages(equal, coda.reward(equal, PAPER))[0].any()
-
-
 def test_a_group_of_one_is_rejected():
     with pytest.raises(UserError, match="rollouts 1.*use 2 or more"):
         coda.Settings(rollouts=1)

@@ -70,33 +70,6 @@ def test_the_agents_differ_only_in_prompt_and_reward():
     }
 
 
-def test_search_r1_has_three_turns():
-    """The authors would ignore a third search too; the answer after two searches counts."""
-    system = executor.recipe(executor.SEARCH_R1).system
-    assert leaves_of(talk(system, {AGENT: [SEARCH, SEARCH, FINAL]})[0]) == [("Ulm", "answered")]
-
-
-def test_auto_rag_has_eleven_turns():
-    system = executor.recipe(executor.AUTO_RAG).system
-    assert leaves_of(talk(system, {AGENT: [SEARCH] * 10 + [FINAL]})[0]) == [("Ulm", "answered")]
-    forest, tape = talk(system, {AGENT: [SEARCH] * 11})
-    assert leaves_of(forest) == [(None, "Out of Turns")]
-    assert tape.log.count(("search", "Ann born", 3)) == 10
-
-
-def test_autorefine_earns_f1_or_a_refinement_bonus():
-    assert autorefine_reward("Ulm", ("Ulm",), turns(FINAL)) == 1.0
-    assert autorefine_reward("old Ulm", ("Ulm",), turns(REFINED)) == pytest.approx(2 / 3)
-    assert autorefine_reward("Rom", ("Ulm",), turns(SEARCH, REFINED)) == pytest.approx(0.1)
-    assert autorefine_reward("Rom", ("Ulm",), turns(render_turn(think="Ulm", answer="Rom"))) == 0.0
-    assert autorefine_reward("Rom", ("no",), turns(render_turn(refine="I do not know"))) == 0.0
-
-
-def test_search_r1_earns_exact_match():
-    assert search_r1_reward("the Ulm!", ("Ulm",), []) == 1.0
-    assert search_r1_reward("old Ulm", ("Ulm",), []) == 0.0
-
-
 @pytest.mark.parametrize("kind", executor.KINDS)
 def test_a_missing_answer_is_never_right(kind):
     """TriviaQA has the alias "A" of a vitamin, which is empty after normalization."""
@@ -106,29 +79,47 @@ def test_a_missing_answer_is_never_right(kind):
     assert reward_N[-1] == (-2.0 if kind == "r1_searcher" else 0.0)
 
 
-def test_research_earns_f1_or_a_form_bonus():
-    assert research_reward("Ulm", ("Ulm",), turns(SEARCH, FINAL)) == 1.0
-    assert research_reward("Rom", ("Ulm",), turns(SEARCH, FINAL)) == 0.1
-    assert research_reward("Ulm", ("Ulm",), turns(SEARCH, "hm", FINAL)) == 0.0
-    assert research_reward("", ("Ulm",), turns(SEARCH)) == 0.0
+@pytest.mark.parametrize(("settings", "turns"), [(executor.SEARCH_R1, 3), (executor.AUTO_RAG, 11)])
+def test_the_last_turn_is_for_the_answer(settings, turns):
+    """The authors of Search-R1 would ignore a third search too."""
+    system = executor.recipe(settings).system
+    searches = [SEARCH] * (turns - 1)
+    assert leaves_of(talk(system, {AGENT: [*searches, FINAL]})[0]) == [("Ulm", "answered")]
+    forest, tape = talk(system, {AGENT: [*searches, SEARCH]})
+    assert leaves_of(forest) == [(None, "Out of Turns")]
+    assert tape.log.count(("search", "Ann born", 3)) == turns - 1
+
+
+BARE = render_turn(answer="Ulm")  # without a thought
 
 
 @pytest.mark.parametrize(
-    ("texts", "answer", "reward"),
+    ("reward", "texts", "answer", "expected"),
     [
-        ([SEARCH, FINAL], "Ulm", 1.0),
-        ([FINAL], "Ulm", 1.0),
-        ([SEARCH, FINAL], "Rom", 0.0),
-        ([SEARCH, "hm", FINAL], "Ulm", -1.0),  # a turn without an action
-        ([SEARCH], "", -2.0),  # no answer
-        ([SEARCH + "</search>", FINAL], "Ulm", -1.0),  # tags that do not match
-        ([render_turn(answer="Ulm")], "Ulm", -1.0),  # without a thought
-        ([FINAL], "Ulm " * 10, 2 / 11),
-        ([FINAL], "Ulm " * 11, 2 / 12 - 2),  # too long
+        (autorefine_reward, [FINAL], "Ulm", 1.0),
+        (autorefine_reward, [REFINED], "old Ulm", 2 / 3),
+        (autorefine_reward, [SEARCH, REFINED], "Rom", 0.1),
+        (autorefine_reward, [render_turn(think="Ulm", answer="Rom")], "Rom", 0.0),
+        (autorefine_reward, [render_turn(refine="I know Ulmer")], "Rom", 0.0),  # whole words
+        (search_r1_reward, [], "the Ulm!", 1.0),
+        (search_r1_reward, [], "old Ulm", 0.0),
+        (research_reward, [SEARCH, FINAL], "Ulm", 1.0),
+        (research_reward, [SEARCH, FINAL], "Rom", 0.1),
+        (research_reward, [SEARCH, "hm", FINAL], "Ulm", 0.0),
+        (research_reward, [SEARCH], "", 0.0),
+        (r1_searcher_reward, [SEARCH, FINAL], "Ulm", 1.0),
+        (r1_searcher_reward, [FINAL], "Ulm", 1.0),
+        (r1_searcher_reward, [SEARCH, FINAL], "Rom", 0.0),
+        (r1_searcher_reward, [SEARCH, "hm", FINAL], "Ulm", -1.0),  # a turn without an action
+        (r1_searcher_reward, [SEARCH], "", -2.0),  # no answer
+        (r1_searcher_reward, [SEARCH + "</search>", FINAL], "Ulm", -1.0),  # tags do not match
+        (r1_searcher_reward, [BARE], "Ulm", -1.0),
+        (r1_searcher_reward, [FINAL], "Ulm " * 10, 2 / 11),
+        (r1_searcher_reward, [FINAL], "Ulm " * 11, 2 / 12 - 2),  # too long
     ],
 )
-def test_r1_searcher_subtracts_two_for_a_violation(texts, answer, reward):
-    assert r1_searcher_reward(answer, ("Ulm",), turns(*texts)) == pytest.approx(reward)
+def test_each_agent_has_the_reward_of_its_paper(reward, texts, answer, expected):
+    assert reward(answer, ("Ulm",), turns(*texts)) == pytest.approx(expected)
 
 
 def test_the_reward_is_on_the_leaf():
