@@ -191,8 +191,9 @@ class Nodes:
 
     def _add(self, branch: Branch, **fields: Any) -> int:
         """Adds a node after the latest one of a branch; returns its number."""
-        at = {"question": branch.question, "path": branch.path, "round": branch.round}
-        self.records.append(Record(parent=branch.parent, **at, **fields))
+        record = Record(branch.parent, branch.question, path=branch.path, **fields)
+        record.round = branch.round
+        self.records.append(record)
         self.places.append(branch.place)
         return len(self.records) - 1
 

@@ -73,9 +73,9 @@ class LLMActionSampler:
             sampling = sampling._replace(temperature=self._temperature)
         messages = (*before, last)
         # Worked examples come before the conversation, but after its system message.
-        start = 1 if messages[0].role == "system" else 0
+        first = 1 if messages[0].role == "system" else 0
         examples = self._examples.get(role.name, ())
-        messages = (*messages[:start], *examples, *messages[start:])
+        messages = (*messages[:first], *examples, *messages[first:])
         return LLMRequest(role.name, messages, sampling, seed)
 
     def _action(self, request: ActionRequest, reply: str | EffectError) -> Action:
