@@ -6,8 +6,8 @@ An expander is a function from a `Generate` effect and the text of its question 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from jax_ragrl.rollout.effects import Generate
 
@@ -38,10 +38,8 @@ class Branching(NamedTuple):
     skip: int = 0
 
 
-class Expander(Protocol):
-    """A function from an effect and the text of its question to a `Branching`."""
-
-    def __call__(self, effect: Generate, question: str) -> Branching: ...
+# From an effect and the text of its question.
+Expander = Callable[[Generate, str], Branching]
 
 
 def single_chain(effect: Generate, question: str) -> Branching:

@@ -93,10 +93,7 @@ class Role:
 def parse_action(role: Role, text: str) -> ParsedAction:
     """Parses the text of an action by the grammar of its role, without the think block before it.
 
-    Args:
-      role: the role. The text is parsed as a whole if the role does not think, or if its grammar
-        has think tags.
-      text: the text of the action.
+    It is parsed as a whole if the role does not think, or if its grammar has think tags.
     """
     if not role.thinking or role.reads_thoughts:
         return role.parse(text)._replace(text=text)

@@ -36,10 +36,7 @@ def seen_passages(leaf: Record) -> tuple[Passage, ...]:
 def trajectory_measures(question: Question, leaf: Record, turns: int) -> dict[str, float]:
     """Computes the measures of the passages that a rollout has seen, from 0 to 1.
 
-    Args:
-      question: names gold passages.
-      leaf: the end of the rollout.
-      turns: the number of turns to report; a rollout of fewer turns keeps its last recall.
+    A rollout of fewer than `turns` turns keeps its last recall.
 
     Returns:
       `recall` over all passages, `ndcg@10` and `mrr@10` in the order of `seen_passages`,

@@ -192,13 +192,10 @@ def build_forest(
     records: Sequence[Record],
     failures: Mapping[int, str] | None = None,
 ) -> Forest:
-    """Builds the arrays of recorded nodes.
+    """Builds the arrays of recorded nodes, in which a parent comes before its children.
 
-    Args:
-      questions: the batch.
-      records: the nodes; a parent comes before its children.
-      failures: error messages by the index of the question whose environment failed. The nodes of
-        these questions are left out, and the parents of the others renumbered.
+    `failures` has error messages by the index of the question whose environment failed. The nodes
+    of these questions are left out, and the parents of the others renumbered.
     """
     failures = failures or {}
     failed_questions = tuple(sorted(failures))
@@ -223,12 +220,7 @@ def build_forest(
 
 
 def reorder(records: Sequence[Record], order: Sequence[int]) -> list[Record]:
-    """Returns nodes in another order, with their parents renumbered.
-
-    Args:
-      records: the nodes.
-      order: their old numbers in the new order, in which a parent comes before its children too.
-    """
+    """Returns nodes in the order of the old numbers `order`, with their parents renumbered."""
     number = {old: new for new, old in enumerate(order)} | {NO_PARENT: NO_PARENT}
     return [dataclasses.replace(records[n], parent=number[records[n].parent]) for n in order]
 

@@ -139,13 +139,10 @@ def answer_reward(answer: str | None, answers: Sequence[str]) -> float:
 def format_reward(
     planner: str, executors: Sequence[str], together: bool, own_tags: Sequence[str] = EXECUTOR_TAGS
 ) -> float:
-    """Returns R_format = I_P + I_E (eq. 6). An answer without any task costs the planner's point.
+    """Returns R_format = I_P + I_E (eq. 6) of the texts of a planner and its executors.
 
-    Args:
-      planner: the text of the planner.
-      executors: the text of each executor.
-      together: whether I_E says that all executors are well formed; otherwise I_E is their share.
-      own_tags: the tags that an executor must have written.
+    An answer without any task costs the planner's point. If `together`, I_E says that all executors
+    have written `own_tags`; otherwise it is the share that has.
     """
     # Without executors this point is lost.
     well_formed = [tags.tags_match(text, own_tags) for text in executors] or [False]
@@ -156,11 +153,7 @@ def format_reward(
 def refine_reward(executors: Sequence[str], answers: Sequence[str], together: bool) -> float:
     """Returns I(s != "") I(G in s) (eq. 7 and 8): the refined text contains the tokens of a gold.
 
-    Args:
-      executors: the text of each executor.
-      answers: the gold answers.
-      together: whether `s` joins the refined texts of all executors; otherwise the result is 1 if
-        the text of any executor contains one.
+    If `together`, `s` joins the refined texts of all executors; otherwise that of any may do.
     """
     texts = [tags.tag_contents(text, REFINE) for text in executors]
     # Joined, an answer may be spread over the refinements of several executors.

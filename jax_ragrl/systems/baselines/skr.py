@@ -57,13 +57,8 @@ def fit_neighbors(
 ) -> Neighbors:
     """Labels training questions: retrieval helped if its score is higher than without it.
 
-    Questions with equal scores, or with a failed environment (nan), are left out.
-
-    Args:
-      encoder: embeds questions.
-      questions: X training questions.
-      alone_X, retrieved_X: the scores of direct answering and of Standard RAG on them.
-      k: the number of nearest neighbors that vote.
+    Questions with equal scores, or with a failed environment (nan), are left out. `alone_X` and
+    `retrieved_X` are the scores of direct answering and of Standard RAG on X questions.
     """
     # Not `!=`: nan is unequal to everything, but neither greater nor less.
     informative = np.flatnonzero((alone_X > retrieved_X) | (alone_X < retrieved_X))

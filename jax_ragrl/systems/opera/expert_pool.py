@@ -67,10 +67,7 @@ def candidates_of(
 ) -> list[tuple[int, Candidate]]:
     """Returns the number of its question and a candidate for every action of a forest.
 
-    Args:
-      forest: the rollouts.
-      reward_N: float32, the immediate reward of each node, which is the score of a candidate.
-      prompts: the requests of the `RecordingSampler` that sampled the rollouts.
+    The score is the immediate reward; `prompts` are those of the `RecordingSampler` that was used.
     """
     result = []
     for record, reward in zip(forest.records, reward_N.tolist(), strict=True):
@@ -210,12 +207,8 @@ def build_pool(
     """Returns the distinct candidates of every instance, best first.
 
     A candidate is dropped if its similarity with a better one of the same instance is `max_cosine`
-    or more. Equal scores are ordered by text, so that the pool is a function of the candidates.
-
-    Args:
-      candidates: the candidates of all instances.
-      max_cosine: the similarity from which on two candidates are near duplicates.
-      similarity: of the texts of an instance; `vector_cosines` for a semantic one.
+    or more (`vector_cosines` is a semantic one). Equal scores are ordered by text, so that the pool
+    is a function of the candidates.
     """
     instances: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
     for candidate in candidates:

@@ -141,12 +141,8 @@ def references(goal: str) -> tuple[int, ...]:
 def fill_placeholders(step: Step, answers: Sequence[str]) -> str | None:
     """Fills the answers of earlier steps into a sub-goal; None if a needed answer is missing.
 
-    The answer of a declared need without a placeholder is appended. Declared needs that are not
-    earlier steps are ignored.
-
-    Args:
-      step: the sub-goal.
-      answers: one answer per earlier step; empty if the step failed.
+    There is one answer per earlier step, empty if the step failed. The answer of a declared need
+    without a placeholder is appended. Declared needs that are not earlier steps are ignored.
     """
     in_text = references(step.goal)
     needs = [n for n in step.declared_needs if 1 <= n <= len(answers)]

@@ -129,14 +129,8 @@ def is_answerable(
     An answer must occur in a passage as complete words. Yes and no do not occur in passages: they
     count as contained if all gold passages are shown. If some are missing, a plan of one step
     cannot be answered; but the last of several steps may compare earlier answers, which no passage
-    contains.
-
-    Args:
-      answers: the gold answers; if there are none, the result is unknown.
-      passages: the passages in the prompt.
-      gold: the number of gold passages among them.
-      total: the number of gold passages of the question; 0 if unknown.
-      alone: whether the plan has one step.
+    contains. Without gold answers the result is unknown. `gold` of the `total` gold passages are
+    shown (0 if unknown), and the step may be `alone` in its plan.
     """
     if not answers:
         return None
@@ -271,13 +265,9 @@ def ndcg(relevant: Sequence[bool], total: int) -> float:
 
 
 def rewrite_reward(query: ParsedAction, gold: Gold, power: float = 0.5) -> float:
-    """Returns r_rew = 0.9 sqrt(NDCG@k) + 0.1 f_format (eq. 10).
+    """Returns r_rew = 0.9 sqrt(NDCG@k) + 0.1 f_format (eq. 10), for the passages of the query.
 
-    Args:
-      query: the parsed query.
-      gold: the gold of the sub-goal for the passages that the query returned. If no relevant
-        passage is known, 0.5 replaces the root.
-      power: the exponent of the NDCG; 1 leaves out the root.
+    If no relevant passage is known, 0.5 replaces the root. A `power` of 1 leaves out the root.
     """
     ranking = ndcg(gold.relevant, gold.total) ** power if gold.total else 0.5
     return 0.9 * ranking + 0.1 * query.format_score
