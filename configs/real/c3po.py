@@ -32,7 +32,6 @@ def get_config() -> ConfigDict:
                     "top_k": 3,
                     "max_depth": 11,
                     "max_documents": 5,  # then the answer: the reader sees at most eight
-                    "roadmaps": 1,
                     "strict": True,  # a selection of a missing document fails the branch
                     "hint": "",
                     "max_tokens": 32,

@@ -121,35 +121,25 @@ class PolicySampler:
                 sampled[number] = ids, 1
         pending = []
         for number, (prefix, width) in sampled.items():
-            job = job_of_role(role, self.shapes)._replace(
+            job = SamplingJob(
                 ids=prompt + prefix,
                 # Each forced prefix has its own random stream (a Weyl sequence of the seed).
                 seed=(request.seed + 0x9E3779B9 * (number + 1)) % 2**32,
+                # The compiled programs take the temperature as an argument; 0 selects the argmax.
+                temperature=0.0 if self.greedy else role.sampling.temperature,
+                top_p=role.sampling.top_p,
+                # A longer action would not fit the caches.
+                limit=min(role.sampling.max_tokens, self.shapes.max_new_tokens),
+                allowed_token_regex="" if role.strict else role.allowed_token_regex,
+                stop_strings=role.stop_strings,
+                action_regex=role.action_regex if role.strict else "",
                 prefix_length=len(prefix),
             )
-            job = job._replace(temperature=0.0) if self.greedy else job
             if len(job.ids) > self.shapes.prompt_lengths[-1]:
                 groups[number].append(Action((), (), "", (), TOO_LONG))
             else:
                 pending.append(PendingActions(job, width, prompt, opening, groups[number]))
         return pending
-
-
-def job_of_role(role: Role, shapes: Shapes) -> SamplingJob:
-    """Returns the sampling job of a role, without a prompt and a seed."""
-    sampling = role.sampling
-    return SamplingJob(
-        ids=(),
-        seed=0,
-        # The compiled programs take the temperature as an argument; 0 selects the argmax.
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        # A longer action would not fit the caches.
-        limit=min(sampling.max_tokens, shapes.max_new_tokens),
-        allowed_token_regex="" if role.strict else role.allowed_token_regex,
-        stop_strings=role.stop_strings,
-        action_regex=role.action_regex if role.strict else "",
-    )
 
 
 def check_grammars(roles: Iterable[Role], tokenizer: ChatTokenizer) -> None:
