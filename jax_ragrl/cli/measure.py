@@ -75,7 +75,7 @@ def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
     _add_number_options(kind, numbers)
     dtypes = ("bfloat16", "float32")
     kind.add_argument("--dtype", default="bfloat16", choices=dtypes, help="dtype of computation")
-    attention = ("auto", "cudnn", "splash", "xla")
+    attention = ("auto", "xla")
     kind.add_argument("--attention", default="auto", choices=attention, help="attention kernel")
 
 

@@ -1,8 +1,7 @@
 """Grouped-query attention under an arbitrary boolean mask, by the fastest kernel that fits.
 
-`attention` chooses among four implementations, all exact:
+`attention` chooses among three implementations, all exact:
 
-  splash     TPU, causal, long rows: a Pallas kernel            `models/splash.py`
   cudnn      NVIDIA GPU, half precision, long rows              `jax.nn.dot_product_attention`
   blockwise  CPU, causal: skips pairs of blocks that are masked `models/blockwise.py`
   xla        everything else: dense, for causal rows in blocks of queries
@@ -18,11 +17,10 @@ from jax import Array
 
 from jax_ragrl.models.blockwise import blockwise
 from jax_ragrl.models.matmul import einsum_f32
-from jax_ragrl.models.splash import splash, splash_supports
 from jax_ragrl.runtime.sharding import axis_size, target_platform
 from jax_ragrl.types import Tensor
 
-IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")
+IMPLEMENTATIONS = ("auto", "xla")
 # Below this number of keys XLA's fused softmax is faster than cuDNN with a materialized mask.
 CUDNN_MIN_KEYS = 1024
 MIN_COMPUTE_CAPABILITY = 8.0  # Ampere: cuDNN's attention has no kernels for older GPUs
@@ -49,36 +47,28 @@ def attention(
       q_BLHF: queries.
       k_BSKF: keys.
       v_BSKF: values.
-      visibility: which keys each query attends to. A bool mask `[B, L, S]` with at least one True
-        per query; None for all keys up to the query's own place; or int32 places `[B, L]` of each
-        key, see `splash`, allowed only if `reads_places`.
-      impl: `xla`, `cudnn`, `splash`, `blockwise` (the last two are causal only), or `auto`,
-        which takes the kernel that suits the devices of the program.
+      visibility: which keys each query attends to: a bool mask `[B, L, S]` with at least one True
+        per query; None for all keys up to the query's own place.
+      impl: `auto`, which takes the kernel that suits the devices of the program, or `xla`.
       causal: promises that L equals S and that the mask hides every later key, so the pairs above
         the diagonal are not computed.
 
     Returns:
       `[B, L, H, F]` in the dtype of `q`; the softmax is float32.
     """
-    # 1. Splash takes places or nothing, never a mask.
-    no_mask = causal and (visibility is None or visibility.ndim == 2)
-    if no_mask and reads_places(impl, q_BLHF.shape[1], k_BSKF.shape[2]):
-        return splash(q_BLHF, k_BSKF, v_BSKF, visibility)
-    # 2. cuDNN: without a mask it reads no bias.
-    on_gpu = impl == "auto" and on_cuda()
-    if impl == "cudnn" or (on_gpu and cudnn_supports(q_BLHF, k_BSKF)):
+    # 1. cuDNN: without a mask it reads no bias.
+    if impl == "auto" and on_cuda() and cudnn_supports(q_BLHF, k_BSKF):
         mask_B1LS = None if visibility is None else visibility[:, None]
         return jax.nn.dot_product_attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, is_causal=causal, implementation="cudnn"
         )
-    # 3. The others need a mask.
-    mask_BLS = lower_triangular_mask(q_BLHF.shape[1]) if visibility is None else visibility
-    # The largest side of a block that divides a row; 0 if there is none.
+    # 2. The others need a mask.
     length = q_BLHF.shape[1]
+    mask_BLS = lower_triangular_mask(length) if visibility is None else visibility
+    # The largest side of a block that divides a row; 0 if there is none.
     sides = range(min(MAX_BLOCK_SIDE, length - 1), MIN_QUERY_BLOCK - 1, -1)
     side = next((n for n in sides if length % n == 0), 0)
-    on_cpu = impl == "auto" and target_platform() == "cpu"
-    if causal and side and (on_cpu or impl == "blockwise"):
+    if causal and side and impl == "auto" and target_platform() == "cpu":
         q_BLKGF = q_BLHF.reshape(*q_BLHF.shape[:2], k_BSKF.shape[2], -1, q_BLHF.shape[3])
         return blockwise(q_BLKGF, k_BSKF, v_BSKF, mask_BLS, side).reshape(q_BLHF.shape)
     if causal:
@@ -100,18 +90,6 @@ def visible_until_mask(until_BL: Array) -> Array:
     at_L = jnp.arange(until_BL.shape[1], dtype=until_BL.dtype)
     query_1L1, key_11L = at_L[None, :, None], at_L[None, None, :]
     return (key_11L <= query_1L1) & (query_1L1 < until_BL[:, None, :])
-
-
-def reads_places(impl: str, length: int, kv_heads: int) -> bool:
-    """Returns whether causal attention takes splash, which reads places instead of a mask.
-
-    Args:
-      impl: as in `attention`.
-      length: queries and keys per row.
-      kv_heads: the number of key-value heads.
-    """
-    on_tpu = impl == "auto" and target_platform() == "tpu"
-    return (on_tpu or impl == "splash") and splash_supports(length, kv_heads)
 
 
 def _causal_attention(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:

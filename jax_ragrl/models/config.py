@@ -24,8 +24,6 @@ from jax_ragrl.models.rope import RopeScaling
 from jax_ragrl.models.saveable import PRODUCT, STREAM
 
 TINY = "tiny"  # the name of the warm-started policy that ships with the package
-# Primitives of the attention kernels: splash and cuDNN.
-ATTENTION_KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")
 
 # On a CPU a product in bfloat16 is inside a custom_vjp, where only its name is visible.
 _is_matmul = jax.checkpoint_policies.save_from_both_policies(
@@ -36,7 +34,7 @@ _is_matmul = jax.checkpoint_policies.save_from_both_policies(
 
 def _dots(primitive: Any, *args: Any, **params: Any) -> Any:
     """Saves matmuls with weights and, of an attention kernel, its output and log-sum-exp."""
-    is_kernel = primitive.name in ATTENTION_KERNELS
+    is_kernel = primitive.name == "dot_product_attention_fwd_wrapper"  # cuDNN's attention
     return is_kernel or _is_matmul(primitive, *args, **params)
 
 

@@ -26,7 +26,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import (
     KeysValues,
     lower_triangular_mask,
-    reads_places,
     visible_until_mask,
 )
 from jax_ragrl.models.config import (
@@ -219,19 +218,13 @@ class Decoder(nnx.Module):
 def _for_kernel(
     config: DecoderConfig, visibility: Array | VisibleKeys | None, cache: KVCache | None
 ) -> Array | VisibleKeys | None:
-    """Converts places and counts to a mask, once for all layers, unless the kernel reads them."""
-    c = config
+    """Converts places, and counts that no kernel reads, to a mask, once for all layers."""
     if isinstance(visibility, VisibleKeys):
         assert cache is not None and cache.prefix is not None, "the counts are of two parts"
         slots = cache.prefix.k[0].shape[2], cache.k[0].shape[2]
-        return visibility if uses_decode_kernel(c, *slots) else visibility.mask(*slots)
-    if visibility is None or visibility.ndim == 3:
-        return visibility
-    # Sliding layers combine the mask with their window, so they always need one.
-    length = visibility.shape[1]
-    if reads_places(c.attention_impl, length, c.num_kv_heads) and not c.sliding_layers:
-        return visibility
-    return visible_until_mask(visibility)
+        return visibility if uses_decode_kernel(config, *slots) else visibility.mask(*slots)
+    is_places = visibility is not None and visibility.ndim == 2
+    return visible_until_mask(visibility) if is_places else visibility
 
 
 def _scan_layers(

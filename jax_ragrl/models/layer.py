@@ -44,8 +44,6 @@ class LayerCall(NamedTuple):
       visibility: which keys each query attends to. One of
         None: itself and all earlier tokens (without a cache only);
         a bool mask `[B, L, S]`: the pairs that are True;
-        int32 `[B, L]` places: a query attends to a key from the key's own place up to this place
-          of the key, exclusive (without a cache, and only if `reads_places`);
         `VisibleKeys`: the first keys of prefix and cache (only if `uses_decode_kernel`).
       window_mask: bool `[B, L, S]`, True for keys within the sliding window, which the sliding
         layers add to the mask; None if no layer slides.

@@ -71,7 +71,7 @@ def uses_decode_kernel(config: DecoderConfig, prefix: int, own: int) -> bool:
     fits = fits and c.head_dim in HEAD_WIDTHS
     fits = fits and c.num_kv_heads % axis_size("tensor") == 0 and not c.sliding_layers
     is_half = c.dtype in ("bfloat16", "float16")
-    return is_half and fits and c.attention_impl in ("auto", "cudnn") and on_cuda()
+    return is_half and fits and c.attention_impl == "auto" and on_cuda()
 
 
 def prefix_attention(

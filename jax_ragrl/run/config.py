@@ -223,7 +223,8 @@ class Job:
       guard: bounds of metrics that report, mend or stop a diverging run.
       compute_dtype: the dtype of forward and backward passes.
       remat: the activations that the backward pass computes again (gradient checkpointing).
-      attention: an implementation in `models/attention.py`, such as `xla`, which has no kernel.
+      attention: `auto`, the fastest implementation in `models/attention.py`, or `xla`, without a
+        kernel.
       mesh: sizes of the axes (data, fsdp, tensor) over all devices; one entry may be -1 for all
         remaining devices. With (-1, -1, n) fsdp is as large as it may be with 128 columns of the
         narrowest policy per device, and data takes the rest. Empty: the first device.

@@ -17,7 +17,7 @@ from jax_ragrl.models.attention import (
 from jax_ragrl.runtime.sharding import make_mesh
 
 
-@pytest.mark.parametrize("impl", ["xla", "blockwise"])
+@pytest.mark.parametrize("impl", ["xla", "auto"])
 @pytest.mark.parametrize("length", [4 * MAX_BLOCK_SIDE, 3 * MIN_QUERY_BLOCK + 1])
 def test_causal_attention_in_blocks_equals_dense_attention(length, impl):
     """Values and gradients, under a mask that hides every later key and many earlier ones. Some
@@ -60,16 +60,13 @@ def test_few_queries_in_bfloat16_attend_to_a_cache(queries):
     np.testing.assert_allclose(*jax.device_get((rounded, exact)), atol=0.03)
 
 
-def test_blockwise_is_the_default_on_a_cpu_only():
-    """A named implementation wins: a program for another device may be compiled on a CPU."""
+def test_a_cpu_skips_masked_blocks_unless_xla_is_named():
     q, k = jnp.zeros((1, 2 * MAX_BLOCK_SIDE, 2, 4)), jnp.zeros((1, 2 * MAX_BLOCK_SIDE, 1, 4))
-    mask = jnp.tril(jnp.ones((1, 2 * MAX_BLOCK_SIDE, 2 * MAX_BLOCK_SIDE), bool))
 
     def jaxpr(impl: str) -> str:
-        return str(jax.make_jaxpr(lambda *x: attention(*x, impl, causal=True))(q, k, k, mask))
+        return str(jax.make_jaxpr(lambda *x: attention(*x, None, impl, causal=True))(q, k, k))
 
-    assert "custom_vjp" in jaxpr("auto") and "custom_vjp" in jaxpr("blockwise")
-    assert "custom_vjp" not in jaxpr("xla")
+    assert "custom_vjp" in jaxpr("auto") and "custom_vjp" not in jaxpr("xla")
 
 
 @pytest.mark.parametrize(("shape", "fits"), [((2, 2, 2), True), ((1, 2, 4), False)])
@@ -104,13 +101,12 @@ def test_cudnn_runs_on_gpus_that_it_supports(monkeypatch, version, capability, s
     assert [options["implementation"] for options in calls] == ["cudnn"] * supported
 
 
-@pytest.mark.parametrize("impl", ["xla", "blockwise"])
+@pytest.mark.parametrize("impl", ["xla", "auto"])
 def test_causal_attention_without_a_mask_is_lower_triangular(impl):
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.normal(size=(2, 2 * MAX_BLOCK_SIDE, n, 4)).astype(np.float32) for n in (4, 2, 2))
-    mask = np.tril(np.ones((2, 2 * MAX_BLOCK_SIDE, 2 * MAX_BLOCK_SIDE), bool))
+    rng, side = np.random.default_rng(0), 2 * MAX_BLOCK_SIDE
+    q, k, v = (rng.normal(size=(2, side, n, 4)).astype(np.float32) for n in (4, 2, 2))
     without_mask = jax.jit(lambda *x: attention(*x, None, impl, causal=True))
     with_mask = jax.jit(lambda *x: attention(*x, impl))
     actual = without_mask(*jax.device_put((q, k, v)))
-    expected = with_mask(*jax.device_put((q, k, v, mask)))
+    expected = with_mask(*jax.device_put((q, k, v, np.tri(side, dtype=bool)[None].repeat(2, 0))))
     np.testing.assert_allclose(*jax.device_get((actual, expected)), rtol=1e-5, atol=2e-6)
