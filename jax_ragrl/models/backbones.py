@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, hf_config, modernbert
@@ -22,7 +21,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.modernbert import ModernBert, ModernBertConfig
-from jax_ragrl.models.module_weights import Path
+from jax_ragrl.models.module_weights import Path, load_module
 from jax_ragrl.models.sentence_files import Settings
 from jax_ragrl.runtime.sharding import make_mesh
 
@@ -44,17 +43,11 @@ class DecoderBackbone(nnx.Module):
     """A causal decoder as a text encoder, whose last token has seen the whole text."""
 
     def __init__(self, decoder: Decoder):
-        """Wraps a decoder."""
         self.decoder = decoder
 
     def __call__(self, ids_BL: Array, mask_BL: Array, types_BL: Array | None = None) -> Array:
-        """Returns hidden states `[B, L, D]` in the compute dtype.
-
-        Args:
-          ids_BL: int32 token ids, padded on the right.
-          mask_BL: unused: padding comes after all real tokens, so these never attend to it.
-          types_BL: unused: the model has no segments.
-        """
+        """Returns hidden states `[B, L, D]` in the compute dtype; arguments as in `bert.Bert`."""
+        # Padding comes after all real tokens, so these never attend to it; there are no segments.
         del mask_BL, types_BL
         positions_1L = jnp.arange(ids_BL.shape[1], dtype=jnp.int32)[None]
         return self.decoder(ids_BL, jnp.broadcast_to(positions_1L, ids_BL.shape), None)[0]
@@ -100,14 +93,13 @@ class Backbone:
         Raises:
           UserError: there are no safetensors, or a weight is missing or has a wrong shape.
         """
-        match self.config:
-            case BertConfig():
-                return bert.load_bert(folder, self.config)
-            case ModernBertConfig():
-                return modernbert.load_modernbert(folder, self.config)
-            case DecoderConfig(dtype=dtype):
-                mesh = local_mesh_for(self.width)
-                return DecoderBackbone(load_decoder(folder, mesh, dtype, head=False))
+        if not isinstance(self.config, DecoderConfig):
+            return load_module(self.make, folder, *self.names())
+        devices = jax.local_devices()
+        # As many as divide the width share the weights; a batch is divided over the same devices.
+        count = math.gcd(len(devices), self.width)
+        mesh = None if count == 1 else make_mesh((1, count, 1), devices[:count])
+        return DecoderBackbone(load_decoder(folder, mesh, self.config.dtype, head=False))
 
     def names(self) -> tuple[Callable[[Path], str], Callable[[str], str]]:
         """Returns the checkpoint's name of a parameter, and the canonical form of such a name."""
@@ -152,11 +144,3 @@ def _decoder(fields: dict[str, Any]) -> Backbone:
     config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype, tie_embeddings=True)
     pad_id = fields.get("pad_token_id") or 0
     return Backbone(config, config.hidden_size, config.vocab_size, config.max_positions, pad_id)
-
-
-def local_mesh_for(width: int) -> Mesh | None:
-    """Returns a mesh of this process's devices that shard weights of a width; None for one."""
-    devices = jax.local_devices()
-    # As many as divide the width; a batch is divided over the same devices.
-    count = math.gcd(len(devices), width)
-    return None if count == 1 else make_mesh((1, count, 1), devices[:count])

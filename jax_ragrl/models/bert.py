@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.module_weights import Path, leaf_name, load_module
+from jax_ragrl.models.module_weights import Path, leaf_name
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -121,7 +120,19 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
     Raises:
       UserError: another family, relative positions, an unknown activation or a missing field.
     """
-    kind, activation = _check_kind(fields)
+    kind, activation = fields.get("model_type"), fields.get("hidden_act", "gelu")
+    positions = fields.get("position_embedding_type", "absolute")
+    buckets = fields.get("relative_attention_num_buckets", BUCKETS)
+    if buckets != BUCKETS:
+        raise UserError(
+            f"config.json has {buckets} buckets of distances, but only {BUCKETS} are implemented: "
+            "use another checkpoint"
+        )
+    if kind not in FAMILIES or activation not in ACTIVATIONS or positions != "absolute":
+        raise UserError(
+            f"model_type={kind!r} with {activation!r} and {positions!r} positions is not "
+            f"supported: use one of {', '.join(FAMILIES)} with absolute positions"
+        )
     family = FAMILIES[kind]
     try:
         after_pad = family.position_after_pad
@@ -147,29 +158,10 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
         ) from error
 
 
-def _check_kind(fields: dict[str, Any]) -> tuple[str, str]:
-    """Returns the model type and the activation; raises `UserError` for an unsupported one."""
-    kind, activation = fields.get("model_type"), fields.get("hidden_act", "gelu")
-    positions = fields.get("position_embedding_type", "absolute")
-    buckets = fields.get("relative_attention_num_buckets", BUCKETS)
-    if buckets != BUCKETS:
-        raise UserError(
-            f"config.json has {buckets} buckets of distances, but only {BUCKETS} are implemented: "
-            "use another checkpoint"
-        )
-    if kind not in FAMILIES or activation not in ACTIVATIONS or positions != "absolute":
-        raise UserError(
-            f"model_type={kind!r} with {activation!r} and {positions!r} positions is not "
-            f"supported: use one of {', '.join(FAMILIES)} with absolute positions"
-        )
-    return kind, activation
-
-
 class Layer(nnx.Module):
     """Attention and a two-layer network; each is added to its input and then normalized."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        """Initializes the parameters of a layer from `rngs`."""
         width, norm = config.width, functools.partial(nnx.LayerNorm, epsilon=config.epsilon)
         self.query = nnx.Linear(width, width, rngs=rngs)
         self.key = nnx.Linear(width, width, rngs=rngs)
@@ -182,16 +174,7 @@ class Layer(nnx.Module):
         self.heads, self.activation = config.heads, config.activation
 
     def __call__(self, hidden_BLD: Array, mask_BL: Array, bias_BHLL: Array | None) -> Array:
-        """Returns the next hidden states.
-
-        Args:
-          hidden_BLD: float32.
-          mask_BL: bool; masked keys get no attention.
-          bias_BHLL: added to the scores of all rows; None for none.
-
-        Returns:
-          float32 `[B, L, D]`.
-        """
+        """Returns the next hidden states, float32; the bias is added to the scores."""
         split = (*hidden_BLD.shape[:2], self.heads, -1)
         query, key, value = (
             project(hidden_BLD).reshape(split) for project in (self.query, self.key, self.value)
@@ -208,7 +191,6 @@ class Bert(nnx.Module):
     """A text encoder from token ids to hidden states."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        """Initializes the parameters of an encoder from `rngs`."""
         self.words = nnx.Embed(config.vocab, config.width, rngs=rngs)
         self.positions = nnx.Embed(config.positions, config.width, rngs=rngs)
         if config.types:
@@ -288,12 +270,6 @@ def canonical(name: str) -> str:
     for prefix in {family.prefix for family in FAMILIES.values()}:
         name = name.removeprefix(prefix)
     # Checkpoints converted from TensorFlow have its names of these parameters.
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
-
-
-def load_bert(folder: pathlib.Path, config: BertConfig) -> Bert:
-    """Returns the encoder of a Hugging Face folder with float32 weights; errors: `load_module`."""
-    names = functools.partial(stored_name, family=config.family)
-    return load_module(lambda: Bert(config, nnx.Rngs(0)), folder, names, canonical)
+    for former, current in (("gamma", "weight"), ("beta", "bias")):
+        name = name.replace(f"LayerNorm.{former}", f"LayerNorm.{current}")
+    return name

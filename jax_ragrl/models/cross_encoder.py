@@ -96,14 +96,6 @@ class ScoreModel(nnx.Module):
     """Token ids of pairs to logits."""
 
     def __init__(self, backbone: Any, spec: HeadSpec, width: int, rngs: nnx.Rngs):
-        """Initializes the head.
-
-        Args:
-          backbone: maps token ids, mask and segments to hidden states.
-          spec: the layers of the head.
-          width: D, the width of the hidden states.
-          rngs: of the head's parameters.
-        """
         self.backbone, self.spec = backbone, spec
         self.dense = nnx.Linear(width, width, use_bias=spec.dense_bias, rngs=rngs)
         if spec.norm is not None:
@@ -134,30 +126,24 @@ HEAD_ACTIVATIONS = bert.ACTIVATIONS | {"tanh": jax.numpy.tanh}
 def score_tokens(
     graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: Array, types_BL: Array
 ) -> Array:
-    """Returns the logits of padded pairs, float32 `[B]`.
-
-    Args:
-      graph, state: a split `ScoreModel`; `graph` is static.
-      ids_BL, mask_BL, types_BL: as in `ScoreModel`.
-    """
+    """Returns the logits of padded pairs, float32 `[B]`, by a split `ScoreModel`."""
     return nnx.merge(graph, state)(ids_BL, mask_BL, types_BL)
 
 
 class CrossEncoder:
-    """Scores pairs of texts; `load_cross_encoder` returns one."""
+    """Scores pairs of texts; `load_cross_encoder` returns one.
+
+    Args:
+      model: the transformer and its head.
+      tokenizer: its Hugging Face tokenizer.
+      backbone: the sizes of the transformer.
+      longest: tokens of the longest pair.
+      activation: of the logits, a key of `pooling.ACTIVATIONS`.
+    """
 
     def __init__(
         self, model: ScoreModel, tokenizer: Any, backbone: Backbone, longest: int, activation: str
     ):
-        """Splits the model for jitted calls.
-
-        Args:
-          model: the transformer and its head.
-          tokenizer: its Hugging Face tokenizer.
-          backbone: the sizes of the transformer.
-          longest: tokens of the longest pair.
-          activation: of the logits, a key of `pooling.ACTIVATIONS`.
-        """
         self.backbone, self.longest, self.activation = backbone, longest, activation
         self._graph, self._state = nnx.split(model)
         self._tokenizer = tokenizer
@@ -212,7 +198,12 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
     """
     folder = resolve_model(name, forms=FORMS)
     fields = read_json(folder / "config.json")
-    _check_kind(folder, fields)
+    if (kind := fields.get("model_type")) not in MODEL_TYPES:
+        instead = f" ({OTHER_MODELS[kind]} is supported)" if kind in OTHER_MODELS else ""
+        raise UserError(
+            f"{folder} has model_type={kind!r}{instead}, which is not a supported cross-encoder: "
+            f"use a sequence-classification model of type {', '.join(MODEL_TYPES)}"
+        )
     kinds = [entry["type"].rsplit(".", 1)[-1] for entry in read_json(folder / "modules.json")]
     if kinds not in ([], ["Transformer"]):
         raise UserError(f"{folder} has the modules {kinds}, which are not supported: {FORMS}")
@@ -223,18 +214,6 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
     tokenizer = load_tokenizer(folder, backbone)
     return CrossEncoder(
         _load_model(folder, backbone, spec), tokenizer, backbone, longest, score_activation(fields)
-    )
-
-
-def _check_kind(folder: pathlib.Path, fields: dict[str, Any]) -> None:
-    """Raises `UserError` if a folder holds a model that scores in another way."""
-    kind = fields.get("model_type")
-    if kind in MODEL_TYPES:
-        return
-    instead = f" ({OTHER_MODELS[kind]} is supported)" if kind in OTHER_MODELS else ""
-    raise UserError(
-        f"{folder} has model_type={kind!r}{instead}, which is not a supported cross-encoder: use a "
-        f"sequence-classification model of type {', '.join(MODEL_TYPES)}"
     )
 
 

@@ -29,12 +29,11 @@ from jax_ragrl.models import safetensors_io
 from jax_ragrl.models.backbones import Backbone, read_backbone
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.module_weights import leaf_name, load_module
-from jax_ragrl.models.pooling import Dense, DenseSpec, SentenceModel
+from jax_ragrl.models.pooling import Dense, SentenceModel
 from jax_ragrl.models.sentence_files import (
     Prefixes,
     Settings,
     dense_spec,
-    lowers_case,
     model_prefixes,
     read_json,
     read_modules,
@@ -66,21 +65,20 @@ FORMS = (
 @in_order
 @functools.partial(jax.jit, static_argnames=("graph",))
 def embed_tokens(graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: Array) -> Array:
-    """Embeds padded token ids.
-
-    Args:
-      graph, state: a split `SentenceModel`; `graph` is static.
-      ids_BL: int32 token ids, padded on the right.
-      mask_BL: bool, False at padding.
-
-    Returns:
-      float32 `[B, D]`.
-    """
+    """Returns the vectors of padded token ids, float32 `[B, D]`, by a split `SentenceModel`."""
     return nnx.merge(graph, state)(ids_BL, mask_BL)
 
 
 class TextEncoder:
-    """An `Encoder` of `retrieval.embed`; `load_encoder` returns one."""
+    """An `Encoder` of `retrieval.embed`; `load_encoder` returns one.
+
+    Args:
+      model: the transformer, its pooling and what follows.
+      tokenizer: its Hugging Face tokenizer.
+      backbone: the sizes of the transformer.
+      settings: prefixes, longest input, pooling and normalization.
+      source, weights: the folder or `minilm`, and a digest of the weights, for `describe`.
+    """
 
     def __init__(
         self,
@@ -92,35 +90,18 @@ class TextEncoder:
         source: str = "",
         weights: str = "",
     ):
-        """Splits the model for jitted calls.
-
-        Args:
-          model: the transformer, its pooling and what follows.
-          tokenizer: its Hugging Face tokenizer.
-          backbone: the sizes of the transformer.
-          settings: prefixes, longest input, pooling and normalization.
-          source: the folder or `minilm`, for `describe`.
-          weights: a digest of the weights, for `describe`.
-        """
         self.backbone, self.settings = backbone, settings
         self._graph, self._state = nnx.split(model)
         self._mesh = mesh_of(self._state)
         self._tokenizer = tokenizer
         self._source, self._weights = source, weights
         layers = list(model.dense)
-        self._dimension = layers[-1].linear.out_features if layers else backbone.width
-
-    @property
-    def dimension(self) -> int:
-        """The width D of a vector."""
-        return self._dimension
+        self.dimension: int = layers[-1].linear.out_features if layers else backbone.width
 
     @property
     def units(self) -> Units:
         """The tokens of this encoder; passages of more than `limit` are cut."""
-        settings = self.settings
-        prefix, limit = settings.passage_prefix, settings.max_length
-        return token_units(self._source, self._tokenizer, prefix, limit)
+        return token_units(self._source, self._tokenizer, self.settings)
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns token ids with special tokens, truncated at the longest input."""
@@ -130,22 +111,20 @@ class TextEncoder:
         return rows
 
     def _embed(self, rows: Sequence[Sequence[int]]) -> Array:
-        pad_id, longest = self.backbone.pad_id, self.settings.max_length
-        devices, free = data_parallel_size(self._mesh), self._free_tokens()
-        batch = pad_rows(rows, pad_id, longest, devices=devices, free=free)
+        batch = pad_rows(rows, self.backbone.pad_id, self.settings.max_length, **self._batching())
         ids_RL, mask_RL = shard_batch((batch.ids, batch.mask), self._mesh)
         with mesh_context(self._mesh):
             return embed_tokens(self._graph, self._state, ids_RL, mask_RL)
 
-    def _free_tokens(self) -> int:
-        return free_tokens(count_elements(self._state), self._mesh)
+    def _batching(self) -> dict[str, int]:
+        free = free_tokens(count_elements(self._state), self._mesh)
+        return {"devices": data_parallel_size(self._mesh), "free": free}
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of texts without a prefix, float32 `[N, D]`."""
         ids = self.tokenize(texts)
         vectors_ND = np.zeros((len(texts), self.dimension), np.float32)
-        devices, free = data_parallel_size(self._mesh), self._free_tokens()
-        batches = list(length_batches([len(row) for row in ids], devices=devices, free=free))
+        batches = list(length_batches([len(row) for row in ids], **self._batching()))
         # All batches are queued before the first is fetched: the devices never wait for the host.
         outputs = [self._embed([ids[n] for n in batch]) for batch in batches]
         for batch, batch_RD in zip(batches, outputs, strict=True):
@@ -201,21 +180,11 @@ def encoder_units(source: str) -> Units:
     folder, backbone, settings = read_config(source)
     tokenizer = load_tokenizer(read_modules(folder).transformer, backbone)
     prefix = model_prefixes(settings, source).passage
-    return token_units(source, tokenizer, prefix, settings.max_length)
+    return token_units(source, tokenizer, dataclasses.replace(settings, passage_prefix=prefix))
 
 
-def token_units(source: str, tokenizer: Any, prefix: str, limit: int) -> Units:
-    """Returns tokens as units.
-
-    Args:
-      source: the name of the encoder.
-      tokenizer: its Hugging Face tokenizer.
-      prefix: of each passage.
-      limit: the longest input in tokens.
-
-    Raises:
-      UserError: the tokenizer does not give the places of tokens.
-    """
+def token_units(source: str, tokenizer: Any, settings: Settings) -> Units:
+    """Returns tokens as units; errors: `encoder_units`."""
     if not tokenizer.is_fast:
         raise UserError(
             f"the tokenizer of {source} has no tokenizer.json, which says where tokens are in a "
@@ -229,8 +198,8 @@ def token_units(source: str, tokenizer: Any, prefix: str, limit: int) -> Units:
         )
         return [_without_leading_space(text, *span) for span in encoding["offset_mapping"]]
 
-    num_special = tokenizer.num_special_tokens_to_add() + len(spans(prefix))
-    return Units(source, spans, num_special, limit)
+    num_special = tokenizer.num_special_tokens_to_add() + len(spans(settings.passage_prefix))
+    return Units(source, spans, num_special, settings.max_length)
 
 
 def _without_leading_space(text: str, start: int, end: int) -> tuple[int, int]:
@@ -272,15 +241,9 @@ def load_tokenizer(folder: pathlib.Path, backbone: Backbone) -> Any:
             f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {backbone.vocab}: "
             "take tokenizer and weights from one model"
         )
-    return with_lower_case(tokenizer, folder) if lowers_case(folder) else tokenizer
-
-
-def with_lower_case(tokenizer: Any, folder: pathlib.Path) -> Any:
-    """Returns a tokenizer that lowers the case of texts first, as `do_lower_case` asks.
-
-    Raises:
-      UserError: the tokenizer has no `tokenizer.json`.
-    """
+    if not read_json(folder / "sentence_bert_config.json").get("do_lower_case"):
+        return tokenizer
+    # As in the files of BGE v1.5: texts are in lower case.
     if not tokenizer.is_fast:
         raise UserError(
             f"{folder} lowers the case of texts, which needs a tokenizer.json: save its tokenizer "
@@ -348,13 +311,9 @@ def load_encoder(
     _warn_of_defaults(folder, settings)
     settings = _with_prefixes(settings, str(source), query_prefix, passage_prefix)
     modules = read_modules(folder)
-    specs = [dense_spec(path) for path in modules.dense]
-    model = SentenceModel(
-        backbone.load(modules.transformer),
-        settings.pooling,
-        [_load_dense(*dense) for dense in zip(modules.dense, specs, strict=True)],
-        settings.normalise,
-    )
+    dense = [_load_dense(path) for path in modules.dense]
+    transformer = backbone.load(modules.transformer)
+    model = SentenceModel(transformer, settings.pooling, dense, settings.normalise)
     is_name = str(source) == MINILM or not pathlib.Path(source).is_dir()
     return TextEncoder(
         _on_one_mesh(model, accelerators()),
@@ -397,8 +356,8 @@ def _with_prefixes(
     return dataclasses.replace(settings, query_prefix=query, passage_prefix=passage)
 
 
-def _load_dense(folder: pathlib.Path, spec: DenseSpec) -> Dense:
-    """Returns a dense layer with the weights of its module's folder."""
+def _load_dense(folder: pathlib.Path) -> Dense:
+    spec = dense_spec(folder)
     return load_module(
         lambda: Dense(spec, nnx.Rngs(0)), folder, lambda path: f"linear.{leaf_name(path)}"
     )

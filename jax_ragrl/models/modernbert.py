@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax import Array
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.bert import ACTIVATIONS
-from jax_ragrl.models.module_weights import Path, leaf_name, load_module
+from jax_ragrl.models.module_weights import Path, leaf_name
 from jax_ragrl.models.rope import apply_rope, rope_tables
 
 KINDS = ("full_attention", "sliding_attention")
@@ -127,17 +126,11 @@ class Layer(nnx.Module):
     """Attention and a gated network; each is added to the residual stream."""
 
     def __init__(self, config: ModernBertConfig, index: int, rngs: nnx.Rngs):
-        """Initializes the parameters of a layer.
-
-        Args:
-          config: the sizes of the model.
-          index: of the layer; the first one has no norm, because the embeddings end with one.
-          rngs: of the parameters.
-        """
         width, bias = config.width, config.attention_bias
         norm = functools.partial(
             nnx.LayerNorm, width, epsilon=config.epsilon, use_bias=config.norm_bias, rngs=rngs
         )
+        # The first layer has no norm, because the embeddings end with one.
         self.attention_norm = norm() if index else None
         self.qkv = nnx.Linear(width, 3 * width, use_bias=bias, rngs=rngs)
         self.attention_out = nnx.Linear(width, width, use_bias=bias, rngs=rngs)
@@ -147,16 +140,7 @@ class Layer(nnx.Module):
         self.heads, self.activation = config.heads, config.activation
 
     def __call__(self, x_BLD: Array, mask: Array, rope: tuple[Array, Array]) -> Array:
-        """Returns the next residual stream.
-
-        Args:
-          x_BLD: float32.
-          mask: bool `[B, 1, L or 1, L]`, True for pairs that attend.
-          rope: cosine and sine of the positions, see `rope_tables`.
-
-        Returns:
-          float32 `[B, L, D]`.
-        """
+        """Returns the next residual stream; `mask` is bool `[B, 1, L or 1, L]`."""
         h_BLD = x_BLD if self.attention_norm is None else self.attention_norm(x_BLD)
         # One matrix holds query, key and value of all heads, in this order.
         qkv_BL3HF = self.qkv(h_BLD).reshape(*x_BLD.shape[:2], 3, self.heads, -1)
@@ -173,7 +157,6 @@ class ModernBert(nnx.Module):
     """A text encoder from token ids to hidden states."""
 
     def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs):
-        """Initializes the parameters of an encoder from `rngs`."""
         norm = functools.partial(
             nnx.LayerNorm, config.width, epsilon=config.epsilon, use_bias=config.norm_bias
         )
@@ -184,14 +167,8 @@ class ModernBert(nnx.Module):
         self.config = config
 
     def __call__(self, ids_BL: Array, mask_BL: Array, types_BL: Array | None = None) -> Array:
-        """Returns hidden states, float32 `[B, L, D]`.
-
-        Args:
-          ids_BL: int32 token ids, padded on the right.
-          mask_BL: bool, False at padding.
-          types_BL: unused: the model has no segments.
-        """
-        del types_BL
+        """Returns hidden states, float32 `[B, L, D]`; arguments as in `bert.Bert`."""
+        del types_BL  # the model has no segments
         c, at_1L = self.config, jnp.arange(ids_BL.shape[1])[None]
         # Tables depend on the length alone, so all layers of a kind share them.
         ropes = [rope_tables(at_1L, c.width // c.heads, base, None) for base in c.bases]
@@ -230,8 +207,3 @@ def stored_name(path: Path) -> str:
 def canonical(name: str) -> str:
     """Returns a checkpoint's name without the prefix of models with a head."""
     return name.removeprefix("model.")
-
-
-def load_modernbert(folder: pathlib.Path, config: ModernBertConfig) -> ModernBert:
-    """Returns the encoder of a Hugging Face folder with float32 weights; errors: `load_module`."""
-    return load_module(lambda: ModernBert(config, nnx.Rngs(0)), folder, stored_name, canonical)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from flax import nnx
-from jax import Array
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import safetensors_io
@@ -49,20 +48,15 @@ def load_module(
     for name, file in safetensors_io.locate(folder).items():
         if path := paths.get(canonical(name)):
             tensor = safetensors_io.read(file, name, (slice(None),)).astype(np.float32)
-            arrays[path] = flat[path].replace(_to_device(name, path, tensor, flat[path].shape))
+            # PyTorch multiplies by the transposed kernel, `[out, in]`.
+            tensor = tensor.T if path[-1] == "kernel" else tensor
+            if tensor.shape != flat[path].shape:
+                raise UserError(
+                    f"weight {name} has shape {tensor.shape}, the config asks for "
+                    f"{flat[path].shape}: take config.json and model.safetensors from one model"
+                )
+            arrays[path] = flat[path].replace(jax.device_put(np.ascontiguousarray(tensor)))
     missing = [name for name, path in paths.items() if path not in arrays]
     if missing:
         raise UserError(f"{folder} lacks {len(missing)} weights, e.g. {missing[0]}: copy it again")
     return nnx.merge(graph, nnx.from_flat_state(arrays))
-
-
-def _to_device(name: str, path: Path, tensor: np.ndarray, shape: tuple[int, ...]) -> Array:
-    """Puts a tensor on the device; kernels are `[in, out]` here and `[out, in]` in a checkpoint."""
-    # PyTorch multiplies by the transposed kernel.
-    tensor = tensor.T if path[-1] == "kernel" else tensor
-    if tensor.shape != shape:
-        raise UserError(
-            f"weight {name} has shape {tensor.shape}, the config asks for {shape}: "
-            "take config.json and model.safetensors from one model"
-        )
-    return jax.device_put(np.ascontiguousarray(tensor))

@@ -72,37 +72,29 @@ class Dense(nnx.Module):
     """A linear layer and its activation."""
 
     def __init__(self, spec: DenseSpec, rngs: nnx.Rngs):
-        """Initializes the parameters from `rngs`."""
         self.linear = nnx.Linear(spec.inputs, spec.outputs, use_bias=spec.bias, rngs=rngs)
         self.activation = spec.activation
 
     def __call__(self, x_BD: Array) -> Array:
-        """Returns float32 `[B, outputs]`."""
         return ACTIVATIONS[self.activation](self.linear(x_BD))
 
 
 class SentenceModel(nnx.Module):
-    """Token ids to one vector per text."""
+    """Token ids to one vector per text.
+
+    Args:
+      backbone: maps token ids, mask and segments to hidden states `[B, L, D]`.
+      pooling: a key of `POOLINGS`.
+      dense: layers after pooling.
+      normalise: whether vectors are scaled to length one.
+    """
 
     def __init__(self, backbone: Any, pooling: str, dense: list[Dense], normalise: bool):
-        """Composes the modules.
-
-        Args:
-          backbone: maps token ids, mask and segments to hidden states `[B, L, D]`.
-          pooling: a key of `POOLINGS`.
-          dense: layers after pooling.
-          normalise: whether vectors are scaled to length one.
-        """
         self.backbone, self.dense = backbone, nnx.List(dense)
         self.pooling, self.normalise = pooling, normalise
 
     def __call__(self, ids_BL: Array, mask_BL: Array) -> Array:
-        """Returns float32 vectors `[B, D]`.
-
-        Args:
-          ids_BL: int32 token ids, padded on the right.
-          mask_BL: bool, False at padding.
-        """
+        """Returns float32 vectors `[B, D]`; arguments as in `bert.Bert`."""
         vectors_BD = POOLINGS[self.pooling](self.backbone(ids_BL, mask_BL), mask_BL)
         for dense in self.dense:
             vectors_BD = dense(vectors_BD)

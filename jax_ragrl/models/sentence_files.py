@@ -68,12 +68,7 @@ KNOWN_PREFIXES = {
 
 
 def model_prefixes(settings: Settings, source: pathlib.Path | str) -> Prefixes:
-    """Returns the prefixes in a folder's files, or else the known ones of a model's family.
-
-    Args:
-      settings: of the folder's files.
-      source: the name or folder of the model.
-    """
+    """Returns the prefixes in a folder's files, or else those known by the name of a model."""
     own = Prefixes(settings.query_prefix, settings.passage_prefix)
     return own if any(own) else known_prefixes(source) or own
 
@@ -121,13 +116,12 @@ def read_modules(folder: pathlib.Path) -> Modules:
       UserError: another module, or another order of modules.
     """
     entries: list[dict[str, str]] = read_json(folder / "modules.json") or []
-    kinds = [entry["type"].rsplit(".", 1)[-1] for entry in entries]
-    paths = [folder / entry["path"] for entry in entries]
     if not entries:
         return Modules(folder, folder / "1_Pooling")
-    if not re.fullmatch(
-        "Transformer,Pooling,(Dense,)*(Normalize,)?", "".join(f"{k}," for k in kinds)
-    ):
+    kinds = [entry["type"].rsplit(".", 1)[-1] for entry in entries]
+    paths = [folder / entry["path"] for entry in entries]
+    order = "".join(f"{kind}," for kind in kinds)
+    if not re.fullmatch("Transformer,Pooling,(Dense,)*(Normalize,)?", order):
         raise UserError(
             f"{folder} has the modules {kinds}, which are not supported: use an encoder of a "
             "Transformer, Pooling, any number of Dense, and Normalize or not, in this order"
@@ -167,11 +161,8 @@ def _pooling(path: pathlib.Path, default: str) -> str:
         "pooling_mode_cls_token": "cls",
         "pooling_mode_lasttoken": "lasttoken",
     }
-    flags = [
-        names.get(key, key)
-        for key, on in fields.items()
-        if key.startswith("pooling_") and on is True
-    ]
+    is_flag = {key: key.startswith("pooling_") and on is True for key, on in fields.items()}
+    flags = [names.get(key, key) for key in fields if is_flag[key]]
     # Newer files have one field with a name, older ones a flag per pooling.
     modes = [fields["pooling_mode"]] if isinstance(fields.get("pooling_mode"), str) else flags
     if len(modes) != 1 or modes[0] not in POOLINGS:
@@ -189,30 +180,23 @@ def max_length(transformer: pathlib.Path) -> int:
     return min(int(fields.get("max_seq_length") or tokenizer or MOST), MOST)
 
 
-def lowers_case(transformer: pathlib.Path) -> bool:
-    """Returns whether the files of a transformer ask for texts in lower case, as in BGE v1.5."""
-    return bool(read_json(transformer / "sentence_bert_config.json").get("do_lower_case"))
-
-
-def read_settings(folder: pathlib.Path, defaults: Settings | None = None) -> Settings:
+def read_settings(
+    folder: pathlib.Path, defaults: Settings = Settings("mean", normalise=False)
+) -> Settings:
     """Returns the settings in the sentence-transformers files of a folder.
 
     Args:
       folder: of the model.
-      defaults: pooling and normalization of a folder without these files; None: the mean, without
-        normalization.
+      defaults: pooling and normalization of a folder without these files.
 
     Raises:
       UserError: an unsupported module or pooling, or malformed JSON.
     """
-    defaults = defaults or Settings("mean", normalise=False)
     modules = read_modules(folder)
     fields = read_json(folder / "config_sentence_transformers.json")
     prompts = fields.get("prompts") or {}
     # Models name the prompt of a passage differently.
-    passage_prompts = [
-        prompts[name] for name in ("passage", "document", "corpus") if prompts.get(name)
-    ]
+    passages = [prompts[k] for k in ("passage", "document", "corpus") if prompts.get(k)]
     is_plain = not (folder / "modules.json").is_file()
     return Settings(
         pooling=_pooling(modules.pooling / "config.json", defaults.pooling),
@@ -222,5 +206,5 @@ def read_settings(folder: pathlib.Path, defaults: Settings | None = None) -> Set
         or (is_plain and defaults.normalise),
         max_length=max_length(modules.transformer),
         query_prefix=prompts.get("query") or "",
-        passage_prefix=passage_prompts[0] if passage_prompts else "",
+        passage_prefix=passages[0] if passages else "",
     )

@@ -17,6 +17,7 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, encoder, text_batches
+from jax_ragrl.models.backbones import read_backbone
 from jax_ragrl.models.sentence_files import Settings, read_settings
 from jax_ragrl.retrieval.index import build_index, open_index, run_index
 from jax_ragrl.retrieval.kinds import VectorIndex
@@ -118,13 +119,13 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, family):
     )
     model = transformers.AutoModel.from_config(config).eval()
     model.save_pretrained(tmp_path)
-    ours = bert.config_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    ours = read_backbone(json.loads((tmp_path / "config.json").read_text()))
     assert ours.max_length == (20 if family == "bert" else 18)
     ids, mask, _ = text_batches.pad_rows(
         [[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length
     )
     theirs = reference(model, ids, mask)[mask]
-    hidden = decoding.call(bert.load_bert(tmp_path, ours), ids, mask)
+    hidden = decoding.call(ours.load(tmp_path), ids, mask)
     np.testing.assert_allclose(np.asarray(hidden)[mask], theirs, atol=1e-4)
 
 
@@ -148,7 +149,7 @@ def test_the_folder_sets_pooling_and_normalization(copy, tiny):
     cls = encoder.load_encoder(copy)
     assert (cls.settings.pooling, cls.settings.normalise) == ("cls", False)
     ids, mask, _ = text_batches.pad_rows(cls.tokenize(["film"]), 0, 24)
-    hidden = decoding.call(bert.load_bert(copy, cls.backbone.config), ids, mask)
+    hidden = decoding.call(cls.backbone.load(copy), ids, mask)
     np.testing.assert_allclose(cls.encode(["film"])[0], np.asarray(hidden)[0, 0], atol=1e-5)
     assert not np.allclose(cls.encode(["film"]), tiny.encode(["film"]), atol=1e-2)
 
