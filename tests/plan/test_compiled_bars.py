@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from jax_ragrl.models.published import published_config
 from jax_ragrl.plan import sampling
@@ -34,6 +35,8 @@ def devices_that_are_not_present(monkeypatch):
         pytest.importorskip(package)
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    # Prompts of 1,024 tokens attend with cuDNN, whose library is not needed to compile.
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
 
 
 def mesh_of(topology: str) -> jax.sharding.Mesh:
@@ -89,7 +92,7 @@ def _instructions(module: Module, name: str) -> Iterator[Instruction]:
 
 
 @pytest.mark.parametrize(
-    ("topology", "most"), [("h200:1", 3.5e9), ("v5e:2x2", 3.0e9)], ids=["h200", "v5e"]
+    ("topology", "most"), [("h200:1", 3.5e9), ("v5e:2x2", 2.9e9)], ids=["h200", "v5e"]
 )
 def test_the_bytes_of_a_decode_step_stay_below_a_bound(topology, most):
     """256 rows, 8 siblings after prompts of 1,024 tokens; weights, caches and logits are 2.1 GB."""
