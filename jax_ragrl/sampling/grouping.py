@@ -13,7 +13,6 @@ row. A short prompt may take a place that would otherwise be empty in a batch of
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,8 +30,6 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 MIN_DECODE_ROWS = {"cpu": 16}
 MIN_DECODE_ROWS_ACCELERATOR = 256
 MIN_DECODE_ROWS_SMALL = 2  # of a model whose weights stay in the cache of a core
-# Tokens to run after kept ones: this number, doubled, up to half of a prompt.
-SHORTEST_REST = 32
 
 Draw = tuple[int, ...]  # numbers of the jobs that get the same rows
 
@@ -45,14 +42,12 @@ class Chunk(NamedTuple):
       length: the padded length of the prompts in tokens.
       size: the number of prompts, padding included.
       copies: draws per prompt, padding included; a power of two.
-      rest: the padded length of the tokens that have to be run.
     """
 
     prompts: list[list[Draw]]
     length: int
     size: int
     copies: int
-    rest: int
 
 
 def batch_jobs(
@@ -62,7 +57,6 @@ def batch_jobs(
     devices: int = 1,
     *,
     is_small: bool = False,
-    kept: Callable[[Sequence[int]], int] | None = None,
 ) -> list[Chunk]:
     """Groups jobs that can share a batch: equal grammar and stop strings.
 
@@ -72,15 +66,13 @@ def batch_jobs(
       shapes: the static shapes to pad to.
       devices: the number of devices that share a batch.
       is_small: whether the model uses one core of a CPU, see `small_programs.uses_one_core`.
-      kept: returns the first tokens of a prompt that are kept; None: no prompt has any.
 
     Raises:
       ValueError: a prompt exceeds the longest prompt length.
     """
-    rests = [0 if kept is None else _rest(job, kept(job.ids), shapes) for job in jobs]
-    groups: dict[tuple[JobGrammar, int], list[int]] = {}
+    groups: dict[JobGrammar, list[int]] = {}
     for i, job in enumerate(jobs):
-        groups.setdefault((job.grammar, rests[i]), []).append(i)
+        groups.setdefault(job.grammar, []).append(i)
     floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else decode_floor())
     chunks: list[Chunk] = []
     for key in sorted(groups):
@@ -88,8 +80,7 @@ def batch_jobs(
         draws = draws_by_prompt(jobs, groups[key])
         prompts = [(_padded(jobs[prompt[0][0]], shapes), prompt) for prompt in draws]
         prompts.sort(key=lambda prompt: prompt[0])
-        parts = _cheapest(prompts, limit, width, shapes, devices, floor)
-        chunks += [chunk._replace(rest=key[1] or chunk.length) for chunk in parts]
+        chunks += _cheapest(prompts, limit, width, shapes, devices, floor)
     return chunks
 
 
@@ -100,23 +91,6 @@ def _padded(job: SamplingJob, shapes: Shapes) -> int:
         longest = shapes.prompt_lengths[-1]
         raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
     return length
-
-
-def _rest(job: SamplingJob, kept: int, shapes: Shapes) -> int:
-    """Returns the padded number of tokens to run after kept ones; 0 to run the whole prompt."""
-    lengths, rest = rest_lengths(_padded(job, shapes)), len(job.ids) - kept
-    return next(n for n in lengths if n >= rest or not n) if kept else 0
-
-
-def rest_lengths(length: int) -> list[int]:
-    """Returns the padded numbers of tokens to run after kept ones, ascending, then 0.
-
-    Args:
-      length: the padded length of the prompt, of which at most half is run: else all of it is, for
-        which kernels are faster.
-    """
-    powers = (SHORTEST_REST << i for i in itertools.count())
-    return [*itertools.takewhile(lambda n: n <= length // 2, powers), 0]
 
 
 def draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
@@ -157,7 +131,7 @@ def _cheapest(
         }
         cost, batches = divide(lengths, costs)
         chunks = [
-            Chunk([draws for _, draws in parts[start:end]], lengths[end - 1], size, copies, 0)
+            Chunk([draws for _, draws in parts[start:end]], lengths[end - 1], size, copies)
             for start, end, size in batches
         ]
         options.append((cost, copies, chunks))
