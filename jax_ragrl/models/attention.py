@@ -1,10 +1,10 @@
-"""Grouped-query attention under an arbitrary boolean mask, by the fastest kernel that fits.
+"""Causal grouped-query attention under a boolean mask, by the fastest kernel that fits.
 
 `attention` chooses among three implementations, all exact:
 
-  cudnn      NVIDIA GPU, half precision, long rows              `jax.nn.dot_product_attention`
-  blockwise  CPU, causal: skips pairs of blocks that are masked `models/blockwise.py`
-  xla        everything else: dense, for causal rows in blocks of queries
+  cudnn      NVIDIA GPU, half precision, long rows    `jax.nn.dot_product_attention`
+  blockwise  CPU: skips pairs of blocks that are masked `models/blockwise.py`
+  xla        everything else: in blocks of queries
 
 Rows that are being decoded have an attention of their own, see `models/prefix_attention.py`.
 """
@@ -33,47 +33,48 @@ KeysValues = tuple[Array, Array]  # keys and values of one layer, of equal shape
 
 
 def attention(
-    q_BLHF: Array,
-    k_BSKF: Array,
-    v_BSKF: Array,
-    visibility: Array | None,
-    impl: str = "auto",
-    *,
-    causal: bool = False,
+    q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, mask_BLL: Array | None, impl: str = "auto"
 ) -> Array:
     """Returns `softmax(q k / sqrt(F)) v`, where H query heads share K key-value heads in order.
 
     Args:
       q_BLHF: queries.
-      k_BSKF: keys.
-      v_BSKF: values.
-      visibility: which keys each query attends to: a bool mask `[B, L, S]` with at least one True
-        per query; None for all keys up to the query's own place.
+      k_BLKF: keys.
+      v_BLKF: values.
+      mask_BLL: bool, which keys each query attends to: at least one, and no later one, because the
+        pairs above the diagonal are not computed. None: all keys up to the query's own place.
       impl: `auto`, which takes the kernel that suits the devices of the program, or `xla`.
-      causal: promises that L equals S and that the mask hides every later key, so the pairs above
-        the diagonal are not computed.
 
     Returns:
       `[B, L, H, F]` in the dtype of `q`; the softmax is float32.
     """
     # 1. cuDNN: without a mask it reads no bias.
-    if impl == "auto" and on_cuda() and cudnn_supports(q_BLHF, k_BSKF):
-        mask_B1LS = None if visibility is None else visibility[:, None]
+    if impl == "auto" and on_cuda() and cudnn_supports(q_BLHF, k_BLKF):
+        mask_B1LL = None if mask_BLL is None else mask_BLL[:, None]
         return jax.nn.dot_product_attention(
-            q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, is_causal=causal, implementation="cudnn"
+            q_BLHF, k_BLKF, v_BLKF, mask=mask_B1LL, is_causal=True, implementation="cudnn"
         )
     # 2. The others need a mask.
     length = q_BLHF.shape[1]
-    mask_BLS = lower_triangular_mask(length) if visibility is None else visibility
+    mask_BLL = lower_triangular_mask(length) if mask_BLL is None else mask_BLL
     # The largest side of a block that divides a row; 0 if there is none.
     sides = range(min(MAX_BLOCK_SIDE, length - 1), MIN_QUERY_BLOCK - 1, -1)
     side = next((n for n in sides if length % n == 0), 0)
-    if causal and side and impl == "auto" and target_platform() == "cpu":
-        q_BLKGF = q_BLHF.reshape(*q_BLHF.shape[:2], k_BSKF.shape[2], -1, q_BLHF.shape[3])
-        return blockwise(q_BLKGF, k_BSKF, v_BSKF, mask_BLS, side).reshape(q_BLHF.shape)
-    if causal:
-        return _causal_attention(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
-    return _dense_attention(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
+    if side and impl == "auto" and target_platform() == "cpu":
+        q_BLKGF = q_BLHF.reshape(*q_BLHF.shape[:2], k_BLKF.shape[2], -1, q_BLHF.shape[3])
+        return blockwise(q_BLKGF, k_BLKF, v_BLKF, mask_BLL, side).reshape(q_BLHF.shape)
+    # 3. XLA, block by block of queries, each to the keys up to the end of its block: this skips
+    # about half of all pairs. The checkpoint keeps the scores of one block at a time: the backward
+    # pass computes them again.
+    counts = range(QUERY_BLOCKS, 0, -1)
+    count = next(n for n in counts if n == 1 or length % (n * MIN_QUERY_BLOCK) == 0)
+    ends = [length * (i + 1) // count for i in range(count)]
+    attend = jax.checkpoint(dense_attention) if count > 1 else dense_attention
+    parts = [
+        attend(q_BLHF[:, start:end], k_BLKF[:, :end], v_BLKF[:, :end], mask_BLL[:, start:end, :end])
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+    return jnp.concatenate(parts, axis=1)
 
 
 def lower_triangular_mask(length: int) -> Array:
@@ -92,35 +93,17 @@ def visible_until_mask(until_BL: Array) -> Array:
     return (key_11L <= query_1L1) & (query_1L1 < until_BL[:, None, :])
 
 
-def _causal_attention(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:
-    """Attends block by block of queries, each to the keys up to the end of its block.
-
-    This skips about half of all pairs. The checkpoint keeps the scores of one block at a time: the
-    backward pass computes them again.
-    """
-    length = q_BLHF.shape[1]
-    counts = range(QUERY_BLOCKS, 0, -1)
-    count = next(n for n in counts if n == 1 or length % (n * MIN_QUERY_BLOCK) == 0)
-    ends = [length * (i + 1) // count for i in range(count)]
-    attend = jax.checkpoint(_dense_attention) if count > 1 else _dense_attention
-    parts = [
-        attend(q_BLHF[:, start:end], k_BSKF[:, :end], v_BSKF[:, :end], mask_BLS[:, start:end, :end])
-        for start, end in zip([0, *ends], ends, strict=False)
-    ]
-    return jnp.concatenate(parts, axis=1)
-
-
-def cudnn_supports(q_BLHF: Tensor, k_BSKF: Tensor) -> bool:
+def cudnn_supports(q_BLHF: Tensor, k_BLKF: Tensor) -> bool:
     """Returns whether cuDNN takes these arrays with a mask, in training too, and is faster.
 
     It needs half precision, even lengths and narrow heads. On a mesh the tensor axis must split the
     key-value heads as it splits the query heads (see `Rules`): its partitioner raises otherwise.
     """
-    length, keys, head_dim = q_BLHF.shape[1], k_BSKF.shape[1], q_BLHF.shape[-1]
+    length, head_dim = q_BLHF.shape[1], q_BLHF.shape[-1]
     half = q_BLHF.dtype in (jnp.bfloat16, jnp.float16)
-    fits = length % 2 == 0 and keys % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
-    fits = fits and k_BSKF.shape[2] % axis_size("tensor") == 0
-    return half and fits and keys >= CUDNN_MIN_KEYS
+    fits = length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
+    fits = fits and k_BLKF.shape[2] % axis_size("tensor") == 0
+    return half and fits and length >= CUDNN_MIN_KEYS
 
 
 def on_cuda() -> bool:
@@ -135,16 +118,16 @@ def on_cuda() -> bool:
     return is_cuda and float(gpu.compute_capability) >= MIN_COMPUTE_CAPABILITY
 
 
-def _dense_attention(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:
-    """Attends over all pairs at once; G query heads per key-value head are a batch axis."""
+def dense_attention(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:
+    """Attends over all pairs at once, L queries and S keys under any mask `[B, L, S]`."""
     batch, length, heads, head_dim = q_BLHF.shape
     kv_heads = k_BSKF.shape[2]
     q_BLKGF = q_BLHF.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
     scores = einsum_f32("blkgf,bskf->bkgls", q_BLKGF, k_BSKF)
     scores = scale_and_mask(scores, mask_BLS[:, None, None], head_dim)
     probs = jax.nn.softmax(scores, axis=-1).astype(v_BSKF.dtype)
-    # XLA for CPUs has no bfloat16 product for a result with the queries before the heads if these
-    # are few: it would swap the operands.
+    # XLA for CPUs has no bfloat16 product for a result with few queries before the heads: it would
+    # swap the operands.
     out = jnp.moveaxis(einsum_f32("bkgls,bskf->bkglf", probs, v_BSKF), 3, 1)
     return out.astype(q_BLHF.dtype).reshape(batch, length, heads, head_dim)
 

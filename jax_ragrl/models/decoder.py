@@ -53,7 +53,8 @@ class KVCache(NamedTuple):
       k, v: per layer an array `[B, K, S, F]` in the compute dtype. Layers are separate arrays,
         because a slice of one array for all layers would be copied for every token.
       prefix: the cache of the prompts, `[P, K, S', F]`, read before the own slots: row `b`
-        continues prompt `b // (B / P)`, so siblings share one copy. None without one.
+        continues prompt `b // (B / P)`, so siblings share one copy. None for such a cache itself,
+        and while it is passed apart from the own slots.
     """
 
     k: tuple[Array, ...]
@@ -134,10 +135,10 @@ class Decoder(nnx.Module):
             int32 places `[B, L]`, without a cache only: key j is visible to queries from place j
             up to this place, exclusive, as in a row that holds a prefix tree.
             None, without a cache only: each token attends to itself and all earlier ones.
-            `VisibleKeys`, with a cache that has a prefix and one token per row: the first keys of
-            the prefix and of the row's own slots.
-          cache: keys and values so far. The new ones are written to slots `write_B` to
-            `write_B + L` of each row before attending; slots past the end are dropped.
+            `VisibleKeys`, with a cache and one token per row: the first keys of the prefix and of
+            the row's own slots.
+          cache: keys and values so far, with a prefix. The new ones are written to slots `write_B`
+            to `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
           key_positions_BS: int32 positions of the keys, by default `positions_BL`; required with a
             cache if the config has sliding layers.
@@ -254,12 +255,12 @@ def _unrolled_layers(
     call: LayerCall, layers: Sequence[dict[str, Array]], x_BLD: Array, cache: KVCache
 ) -> tuple[Array, KVCache]:
     """Runs the layers one by one, so each updates its own cache in place."""
+    assert cache.prefix is not None, "decoding continues prompts"
     new_kv = []
     for i, p in enumerate(layers):
         is_sliding = jnp.array(i in call.config.sliding_layers)
-        prefix_kv = None if cache.prefix is None else (cache.prefix.k[i], cache.prefix.v[i])
-        layer_cache = cache.k[i], cache.v[i]
-        x_BLD, own_kv = decoder_layer(call, x_BLD, p, is_sliding, layer_cache, prefix_kv)
+        layer_cache = (cache.prefix.k[i], cache.prefix.v[i]), (cache.k[i], cache.v[i])
+        x_BLD, own_kv = decoder_layer(call, x_BLD, p, is_sliding, layer_cache)
         new_kv.append(own_kv)
     k, v = zip(*new_kv, strict=True)
     return x_BLD, cache._replace(k=k, v=v)
@@ -268,14 +269,7 @@ def _unrolled_layers(
 def init_cache(
     config: DecoderConfig, batch: int, length: int, prefix: KVCache | None = None
 ) -> KVCache:
-    """Returns an empty cache in the compute dtype.
-
-    Args:
-      config: the sizes of the decoder.
-      batch: rows.
-      length: slots per row.
-      prefix: the cache of the prompts that the rows continue.
-    """
+    """Returns an empty cache of `batch` rows of `length` slots in the compute dtype."""
     shape = (batch, config.num_kv_heads, length, config.head_dim)
     k, v = ([jnp.zeros(shape, config.dtype) for _ in range(config.num_layers)] for _ in "kv")
     return KVCache(tuple(k), tuple(v), prefix)

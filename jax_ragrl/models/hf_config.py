@@ -45,93 +45,50 @@ REQUIRED = {
 MAX_LAYERS, MAX_SIZE = 10_000, 1 << 24  # more is a damaged file, and would be built for hours
 
 # Read by name below.
-READ = {
-    *REQUIRED,
-    "model_type",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "original_max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "tie_word_embeddings",
-    "use_sliding_window",
-    "sliding_window",
-    "max_window_layers",
-    "layer_types",
-}
+READ = set(REQUIRED) | set(
+    "model_type num_key_value_heads head_dim max_position_embeddings "
+    "original_max_position_embeddings rms_norm_eps rope_parameters rope_scaling rope_theta "
+    "tie_word_embeddings use_sliding_window sliding_window max_window_layers layer_types".split()
+)
 
 # Values that are implemented, the first being the usual one; any other changes the arithmetic.
 ONLY: Mapping[str, tuple[Any, ...]] = {
-    "attention_bias": (False, None),
     "attention_dropout": (0, None),
-    "attention_multiplier": (None,),
-    "attn_logit_softcapping": (None,),
-    "add_cross_attention": (False, None),
     "auto_map": (None, {}),  # code of the checkpoint's own
-    "causal_attn": (True, None),
-    "clip_qkv": (None,),
-    "cross_attention_layers": (None, []),
-    "embedding_multiplier": (1, None),
-    "final_logit_softcapping": (None,),
     "hidden_act": ("silu", None),
-    "is_causal": (True, None),
-    "is_encoder_decoder": (False, None),
-    "logit_scale": (1, None),
-    "logits_scaling": (1, None),
-    "mlp_bias": (False, None),
-    "moe_intermediate_size": (None,),
-    "n_routed_experts": (None, 0),
-    "no_rope_layer_interval": (None, 0),
-    "no_rope_layers": (None, []),
-    "num_experts": (None, 0),
-    "num_local_experts": (None, 0),
-    "partial_rotary_factor": (1, None),
-    "pretraining_tp": (1, None),
     "pruned_heads": ({}, None),
-    "qk_layernorm": (False, None),
-    "qk_layer_norms": (False, None),
-    "query_pre_attn_scalar": (None,),
-    "residual_multiplier": (1, None),
-    "rope_interleaved": (False, None),
-    "rope_local_base_freq": (None,),
-    "use_mrope": (False, None),
-    "use_qk_norm": (False, None),
+    **dict.fromkeys(("causal_attn", "is_causal"), (True, None)),
+    **dict.fromkeys(("cross_attention_layers", "no_rope_layers"), (None, [])),
+    **dict.fromkeys(
+        "attention_bias add_cross_attention is_encoder_decoder mlp_bias qk_layernorm "
+        "qk_layer_norms rope_interleaved use_mrope use_qk_norm".split(),
+        (False, None),
+    ),
+    **dict.fromkeys(
+        "attention_multiplier attn_logit_softcapping clip_qkv final_logit_softcapping "
+        "moe_intermediate_size query_pre_attn_scalar rope_local_base_freq".split(),
+        (None,),
+    ),
+    **dict.fromkeys(
+        "embedding_multiplier logit_scale logits_scaling partial_rotary_factor pretraining_tp "
+        "residual_multiplier".split(),
+        (1, None),
+    ),
+    **dict.fromkeys(
+        "n_routed_experts no_rope_layer_interval num_experts num_local_experts".split(),
+        (None, 0),
+    ),
 }
 
 # How a model was trained, saved, generated from or printed; none touches the forward pass.
-HARMLESS = {
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_model_name_or_path",
-    "_name_or_path",
-    "architectures",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "is_llama_config",
-    "label2id",
-    "neftune_noise_alpha",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "problem_type",
-    "return_dict",
-    "tokenizer_class",
-    "torch_dtype",
-    "transformers.js_config",
-    "transformers_version",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_cache",
-}
+HARMLESS = set(
+    "_attn_implementation _attn_implementation_autoset _commit_hash _model_name_or_path "
+    "_name_or_path architectures bos_token_id chunk_size_feed_forward dtype eos_token_id id2label "
+    "initializer_range is_llama_config label2id neftune_noise_alpha output_attentions "
+    "output_hidden_states pad_token_id problem_type return_dict tokenizer_class torch_dtype "
+    "transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version "
+    "use_cache".split()
+)
 
 # Settings of text generation, which older versions of Transformers saved with the rest.
 HARMLESS |= set(
@@ -179,14 +136,10 @@ ROPE_FIELDS = {
         "truncate": "truncate",
     },
 }
-_ROPE_COMMON = {
-    "rope_type",
-    "type",
-    "rope_theta",
-    "factor",
-    "original_max_position_embeddings",
-    "partial_rotary_factor",
-}
+_ROPE_COMMON = set(
+    "rope_type type rope_theta factor original_max_position_embeddings "
+    "partial_rotary_factor".split()
+)
 
 
 def from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -254,11 +207,6 @@ def _check_fields(raw: Mapping[str, Any]) -> None:
                 f"config.json sets {name} = {raw[name]!r}, but only {values[0]!r} is implemented: "
                 "use another checkpoint"
             )
-    _warn_of_unknown(raw)
-
-
-def _warn_of_unknown(raw: Mapping[str, Any]) -> None:
-    """Names the fields with a value that this reader ignores; Python shows a warning once."""
     known_fields = READ | HARMLESS | set(ONLY) | {"quantization_config"}
     unknown = sorted(
         name for name, value in raw.items() if name not in known_fields and value is not None

@@ -21,11 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_ragrl.models.attention import (
-    KeysValues,
-    attention,
-    lower_triangular_mask,
-)
+from jax_ragrl.models.attention import KeysValues, attention, lower_triangular_mask
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.matmul import matmul
 from jax_ragrl.models.prefix_attention import VisibleKeys, prefix_attention
@@ -47,8 +43,7 @@ class LayerCall(NamedTuple):
         `VisibleKeys`: the first keys of prefix and cache (only if `uses_decode_kernel`).
       window_mask: bool `[B, L, S]`, True for keys within the sliding window, which the sliding
         layers add to the mask; None if no layer slides.
-      write_B: int32, the cache slot of the first new token of each row; None
-        without a cache.
+      write_B: int32, the cache slot of the first new token of each row; None without a cache.
     """
 
     config: DecoderConfig
@@ -64,8 +59,7 @@ def decoder_layer(
     x_BLD: Array,
     p: dict[str, Array],
     is_sliding: Array,
-    cache: KeysValues | None = None,
-    prefix_kv: KeysValues | None = None,
+    cache: tuple[KeysValues, KeysValues] | None = None,
 ) -> tuple[Array, KeysValues]:
     """Runs one layer.
 
@@ -75,9 +69,8 @@ def decoder_layer(
       p: the arrays of this layer by name (`layer_weights`), including the arrays of its adapter.
       is_sliding: bool scalar, whether this layer attends within the sliding window only; an array,
         because it differs between layers of one scan.
-      cache: keys and values `[B, K, S, F]` to update; None without a cache.
-      prefix_kv: keys and values `[P, K, S', F]` that B / P adjacent rows share, which come before
-        the cache.
+      cache: keys and values `[P, K, S', F]` of prefixes, each of B / P adjacent rows, and those
+        that come after them, `[B, K, S, F]`, to update; None: attention within the row.
 
     Returns:
       The new residual stream, and keys and values: the updated cache `[B, K, S, F]`, or without a
@@ -86,25 +79,23 @@ def decoder_layer(
     eps = call.config.rms_norm_eps
     # 1.-3. Norm, projections, rotation.
     q_BLHF, k_BLKF, v_BLKF = _qkv(call, rms_norm(x_BLD, p["attn_norm"], eps), p)
-    # 4. Cache.
-    new_kv = k_BLKF, v_BLKF
-    if cache is not None and call.write_B is not None:
-        new_kv = (
-            write_cache(cache[0], k_BLKF, call.write_B),
-            write_cache(cache[1], v_BLKF, call.write_B),
-        )
-    # 5. Attend.
     visibility = call.visibility
     if call.window_mask is not None and not isinstance(visibility, VisibleKeys):
         mask = lower_triangular_mask(x_BLD.shape[1]) if visibility is None else visibility
         visibility = mask & (call.window_mask | ~is_sliding)
-    if prefix_kv is not None and visibility is not None:
-        out_BLHF = prefix_attention(q_BLHF, prefix_kv, new_kv, visibility)
+    # 4. Cache. 5. Attend.
+    new_kv = k_BLKF, v_BLKF
+    if cache is None:
+        assert not isinstance(visibility, VisibleKeys), "the counts are of a cache"
+        out_BLHF = attention(q_BLHF, *new_kv, visibility, call.config.attention_impl)
     else:
-        assert not isinstance(visibility, VisibleKeys), "the counts are of a prefix and a cache"
-        k_BSKF, v_BSKF = new_kv if cache is None else (jnp.swapaxes(x, 1, 2) for x in new_kv)
-        impl, causal = call.config.attention_impl, cache is None
-        out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, visibility, impl, causal=causal)
+        assert visibility is not None and call.write_B is not None, "checked by the decoder"
+        prefix_kv, (k_BKSF, v_BKSF) = cache
+        new_kv = (
+            write_cache(k_BKSF, k_BLKF, call.write_B),
+            write_cache(v_BKSF, v_BLKF, call.write_B),
+        )
+        out_BLHF = prefix_attention(q_BLHF, prefix_kv, new_kv, visibility)
     # 6. Project.
     x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
     # 7. MLP.

@@ -93,15 +93,14 @@ def add_lora(decoder: Decoder, lora: LoRAConfig, *, rngs: nnx.Rngs) -> Decoder:
       lora: the size of the adapter.
       rngs: one `params` key is consumed.
     """
-    mesh = mesh_of(decoder.params())
+    mesh, key, layout = mesh_of(decoder.params()), rngs.params(), None
     table = adapter_weights(decoder.config, lora)
-    rows, key, scale = tuple(table.items()), rngs.params(), lora.alpha / lora.rank
-    if mesh is None:
-        return with_adapter(decoder, _init_on_default_device(rows, key), scale)
-    shapes = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in rows}
-    layout = tree_shardings({name: w.axes for name, w in rows}, shapes, mesh)
+    if mesh is not None:
+        shapes = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in table.items()}
+        layout = tree_shardings({name: w.axes for name, w in table.items()}, shapes, mesh)
+        key = replicate(key, mesh)
     init = jax.jit(_init_adapter, static_argnums=0, out_shardings=layout)
-    return with_adapter(decoder, init(rows, replicate(key, mesh)), scale)
+    return with_adapter(decoder, init(tuple(table.items()), key), lora.alpha / lora.rank)
 
 
 def _init_adapter(table: tuple[tuple[str, Weight], ...], key: Array) -> dict[str, Array]:
@@ -112,16 +111,10 @@ def _init_adapter(table: tuple[tuple[str, Weight], ...], key: Array) -> dict[str
     }
 
 
-_init_on_default_device = jax.jit(_init_adapter, static_argnums=0)
-
-
 def with_adapter(decoder: Decoder, arrays: dict[str, Array], scale: float) -> Decoder:
-    """Returns a decoder around the base arrays of `decoder` and an adapter.
+    """Returns a decoder around the base arrays of `decoder` and the arrays of an adapter.
 
-    Args:
-      decoder: the base; unchanged.
-      arrays: the arrays of the adapter by name, see `adapter_weights`.
-      scale: the factor `alpha / rank` of the adapter's term.
+    `arrays` are named as in `adapter_weights`, `scale` is the factor `alpha / rank` of its term.
     """
     result = nnx.merge(*nnx.split(decoder))
     result.adapter = nnx.Dict({name: nnx.LoRAParam(x) for name, x in arrays.items()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -30,40 +29,26 @@ CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 # Fields that `_read_peft_config` uses, and fields without effect on the outputs of an adapter. Any
 # other field with a true value is refused.
-_USED = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora"}
-_UNUSED = {
-    "auto_mapping",
-    "base_model_name_or_path",
-    "inference_mode",
-    "lora_dropout",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-    "runtime_config",
-}
-
+_VALID = set(
+    "peft_type task_type r lora_alpha target_modules use_rslora "
+    "auto_mapping base_model_name_or_path inference_mode lora_dropout megatron_core peft_version "
+    "qalora_group_size revision runtime_config".split()
+)
 # Harmless values of other fields. Other initializations (PiSSA, LoftQ, CorDA) change the base too,
 # so their adapter alone is wrong.
 _ALLOWED = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal")}
 
 
 def save_lora(
-    decoder: Decoder,
-    folder: str | Path,
-    base_model: str | None = None,
-    revision: str | None = None,
+    decoder: Decoder, folder: str | Path, base_model: str | None = None, revision: str | None = None
 ) -> Path:
-    """Writes the adapter in PEFT's layout, without the base.
+    """Writes the adapter in PEFT's layout, without the base, and returns the folder.
 
     Args:
       decoder: the decoder with the adapter. On several hosts all processes call this.
       folder: the new folder.
       base_model: the folder or the name of the base, for the config file.
       revision: the branch, tag or commit of a base on the Hub; None: the main branch.
-
-    Returns:
-      The folder.
     """
     lora, arrays = lora_config(decoder), adapter_arrays(decoder)
     folder = hf.check_new(folder)
@@ -77,12 +62,7 @@ def save_lora(
         for name, value in _to_peft(decoder.config, lora, values).items()
     ]
     safetensors_io.write_file(folder / WEIGHTS_FILE, entries)
-    hf.write_json(folder / CONFIG_FILE, _peft_config(lora, base_model, revision))
-    return folder
-
-
-def _peft_config(lora: LoRAConfig, base_model: str | None, revision: str | None) -> dict[str, Any]:
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -96,6 +76,8 @@ def _peft_config(lora: LoRAConfig, base_model: str | None, revision: str | None)
         "use_rslora": False,
         "inference_mode": True,
     }
+    hf.write_json(folder / CONFIG_FILE, config)
+    return folder
 
 
 def _peft_names(config: DecoderConfig, target: str) -> list[tuple[int, str, str]]:
@@ -147,8 +129,7 @@ def _read_peft_config(folder: Path) -> tuple[LoRAConfig, float]:
     if not path.is_file():
         raise UserError(f"{path} does not exist: give the folder of a PEFT adapter")
     raw = read_object(path, "copy it again")
-    valid_names = _USED | _UNUSED
-    odd = [n for n, v in raw.items() if v and n not in valid_names and v not in _ALLOWED.get(n, ())]
+    odd = [n for n, v in raw.items() if v and n not in _VALID and v not in _ALLOWED.get(n, ())]
     if raw.get("peft_type") != "LORA" or odd:
         problem = f"sets {odd[0]} = {raw[odd[0]]!r}" if odd else f"is a {raw.get('peft_type')}"
         raise UserError(

@@ -59,31 +59,24 @@ def _greedy(graphdef, state, ids_BL: Array, mask_BL: Array, num_tokens: int) -> 
     """Prefills prompts padded on the left, then decodes; slot and position of a token differ."""
     decoder = nnx.merge(graphdef, state)
     batch, length = ids_BL.shape
-    size = length + num_tokens
-    slots_S = jnp.arange(size, dtype=jnp.int32)
+    slots_1S = jnp.arange(length + num_tokens, dtype=jnp.int32)[None]
     pads_B1 = length - jnp.sum(mask_BL, axis=1, dtype=jnp.int32, keepdims=True)
-    key_positions_BS = jnp.maximum(slots_S[None] - pads_B1, 0)
-    real_BS = slots_S[None] >= pads_B1
+    key_positions_BS = jnp.maximum(slots_1S - pads_B1, 0)
 
-    def forward(cache, ids_BT, start):
-        queries_BT = jnp.broadcast_to(start + jnp.arange(ids_BT.shape[1])[None], ids_BT.shape)
-        earlier_BTS = slots_S[None, None] <= queries_BT[:, :, None]
-        itself_BTS = slots_S[None, None] == queries_BT[:, :, None]
-        hidden_BTD, cache = decoder(
-            ids_BT,
-            jnp.maximum(queries_BT - pads_B1, 0),
-            (earlier_BTS & real_BS[:, None]) | itself_BTS,
-            cache,
-            jnp.full((batch,), start, jnp.int32),
-            key_positions_BS,
-        )
-        return cache, jnp.argmax(decoder.logits(hidden_BTD[:, -1]), axis=-1).astype(jnp.int32)
+    def likeliest(hidden_BTD):
+        return jnp.argmax(decoder.logits(hidden_BTD[:, -1]), axis=-1).astype(jnp.int32)
 
     def step(carry, i):
         cache, last_B = carry
-        return forward(cache, last_B[:, None], length + i), last_B
+        mask_BS = (slots_1S >= pads_B1) & (slots_1S <= length + i)
+        at_B1, write_B = length + i - pads_B1, jnp.broadcast_to(i, (batch,))
+        visible = mask_BS[:, None], cache, write_B, key_positions_BS
+        hidden_BTD, cache = decoder(last_B[:, None], at_B1, *visible)
+        return (cache, likeliest(hidden_BTD)), last_B
 
-    first = forward(init_cache(decoder.config, batch, size), ids_BL, jnp.int32(0))
+    prompt = ids_BL, key_positions_BS[:, :length], causal_mask(mask_BL.astype(jnp.int32))
+    hidden_BLD, prefix = decoder(*prompt, return_cache=True)
+    first = init_cache(decoder.config, batch, num_tokens, prefix), likeliest(hidden_BLD)
     return jax.lax.scan(step, first, jnp.arange(num_tokens, dtype=jnp.int32))[1].T
 
 

@@ -13,6 +13,7 @@ from jax_ragrl.models.attention import (
     MIN_QUERY_BLOCK,
     attention,
     cudnn_supports,
+    dense_attention,
 )
 from jax_ragrl.runtime.sharding import make_mesh
 
@@ -28,9 +29,9 @@ def test_causal_attention_in_blocks_equals_dense_attention(length, impl):
     mask[1, 2 * MAX_BLOCK_SIDE + 5 :, : 2 * MAX_BLOCK_SIDE] = False
     q, k, v = (rng.normal(size=(2, length, n, 4)).astype(np.float32) for n in (4, 2, 2))
 
-    def value_and_gradients(causal: bool):
+    def value_and_gradients(attend):
         def total(q, k, v, mask):
-            out = attention(q, k, v, mask, impl, causal=causal)
+            out = attend(q, k, v, mask)
             return jnp.sum(jnp.sin(out)), out
 
         grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(
@@ -38,8 +39,8 @@ def test_causal_attention_in_blocks_equals_dense_attention(length, impl):
         )
         return jax.device_get((out, *grads))
 
-    pairs = zip(value_and_gradients(True), value_and_gradients(False), strict=True)
-    for actual, expected in pairs:
+    by_blocks = value_and_gradients(lambda *x: attention(*x, impl))
+    for actual, expected in zip(by_blocks, value_and_gradients(dense_attention), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6)
 
 
@@ -53,7 +54,7 @@ def test_few_queries_in_bfloat16_attend_to_a_cache(queries):
 
     @jax.jit
     def attend(q, k, v, mask):
-        return attention(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask)
+        return dense_attention(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask)
 
     exact = attend(*jax.device_put((q, k, v, mask)))
     rounded = attend(*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), jax.device_put(mask))
@@ -64,7 +65,7 @@ def test_a_cpu_skips_masked_blocks_unless_xla_is_named():
     q, k = jnp.zeros((1, 2 * MAX_BLOCK_SIDE, 2, 4)), jnp.zeros((1, 2 * MAX_BLOCK_SIDE, 1, 4))
 
     def jaxpr(impl: str) -> str:
-        return str(jax.make_jaxpr(lambda *x: attention(*x, None, impl, causal=True))(q, k, k))
+        return str(jax.make_jaxpr(lambda *x: attention(*x, None, impl))(q, k, k))
 
     assert "custom_vjp" in jaxpr("auto") and "custom_vjp" not in jaxpr("xla")
 
@@ -97,7 +98,7 @@ def test_cudnn_runs_on_gpus_that_it_supports(monkeypatch, version, capability, s
         jax.nn, "dot_product_attention", lambda q, *_, **options: calls.append(options) or q
     )
     heads = jax.ShapeDtypeStruct((1, CUDNN_MIN_KEYS, 2, 64), jnp.bfloat16)
-    jax.eval_shape(lambda *x: attention(*x, None, causal=True), heads, heads, heads)
+    jax.eval_shape(lambda *x: attention(*x, None), heads, heads, heads)
     assert [options["implementation"] for options in calls] == ["cudnn"] * supported
 
 
@@ -105,7 +106,7 @@ def test_cudnn_runs_on_gpus_that_it_supports(monkeypatch, version, capability, s
 def test_causal_attention_without_a_mask_is_lower_triangular(impl):
     rng, side = np.random.default_rng(0), 2 * MAX_BLOCK_SIDE
     q, k, v = (rng.normal(size=(2, side, n, 4)).astype(np.float32) for n in (4, 2, 2))
-    without_mask = jax.jit(lambda *x: attention(*x, None, impl, causal=True))
+    without_mask = jax.jit(lambda *x: attention(*x, None, impl))
     with_mask = jax.jit(lambda *x: attention(*x, impl))
     actual = without_mask(*jax.device_put((q, k, v)))
     expected = with_mask(*jax.device_put((q, k, v, np.tri(side, dtype=bool)[None].repeat(2, 0))))

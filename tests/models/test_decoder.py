@@ -44,36 +44,6 @@ def random_ids(batch: int, length: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, TINY.vocab_size, (batch, length), np.int32)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _logits_by_chunk(graphdef, state, ids_BL, starts_B):
-    """Returns logits from a cache that is filled in chunks of 4, each row at its own offset."""
-    decoder = nnx.merge(graphdef, state)
-    batch, length = ids_BL.shape
-    size = length + 8
-    slots_1S = jnp.arange(size)[None]
-    cache, out = init_cache(decoder.config, batch, size), []
-    for start in range(0, length, 4):
-        chunk = ids_BL[:, start : start + 4]
-        positions_BT = start + jnp.broadcast_to(jnp.arange(chunk.shape[1])[None], chunk.shape)
-        queries_BT1 = (positions_BT + starts_B[:, None])[:, :, None]
-        mask = (slots_1S[:, None] <= queries_BT1) & (slots_1S >= starts_B[:, None])[:, None]
-        keys_BS = slots_1S - starts_B[:, None]
-        write_B = starts_B + start
-        hidden, cache = decoder(chunk, positions_BT, mask, cache, write_B, keys_BS)
-        out.append(decoder.logits(hidden))
-    return jnp.concatenate(out, axis=1)
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_decoding_in_chunks_equals_one_forward_pass(window):
-    config = dataclasses.replace(
-        TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
-    )
-    decoder, ids_BL = decoding.random_decoder(config), random_ids(3, 8)
-    actual = _logits_by_chunk(*nnx.split(decoder), ids_BL, np.array([0, 3, 8], np.int32))
-    np.testing.assert_allclose(actual, decoding.logits(decoder, ids_BL), atol=1e-5)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def _logits_after_prefix(graphdef, state, prompts_PL, ids_BT, length_P, fuse=False):
     """Returns logits of two continuations per prompt; prompts are padded and prefilled once."""
@@ -131,21 +101,6 @@ def test_fused_projections_compute_the_same(bias, adapter):
     )
     names = decoder.unstacked_layers(fuse=True)[0].keys()
     assert {"qkv_proj", "gate_up_proj"} <= names and not {"q_proj", "gate_proj"} & names
-
-
-def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
-    ids_BL, write_B = random_ids(1, 4), np.array([4], np.int32)
-    positions_BL = np.arange(4, dtype=np.int32)[None]
-
-    def keys_after(size: int) -> np.ndarray:
-        # Each query attends to its own slot only, so a write that is dropped changes no other.
-        mask = (np.arange(size) == 4 + np.arange(4)[:, None])[None]
-        cache = init_cache(TINY, 1, size)
-        k = decoding.call(tiny, ids_BL, positions_BL, mask, cache, write_B)[1].k
-        return np.stack(jax.device_get(k))
-
-    np.testing.assert_allclose(keys_after(6), keys_after(8)[..., :6, :], atol=1e-6)
-    assert np.any(keys_after(6)[..., 5, :]) and not np.any(keys_after(6)[..., :4, :])
 
 
 def test_no_gradient_flows_through_masked_pairs(tiny):
@@ -260,10 +215,9 @@ def test_bfloat16_logits_are_float32_and_accurate(tiny):
 
 def test_grouped_query_attention_equals_repeated_heads():
     rng = np.random.default_rng(0)
-    q = rng.normal(size=(2, 3, 6, 8)).astype(np.float32)
+    q = rng.normal(size=(2, 5, 6, 8)).astype(np.float32)
     k, v = rng.normal(size=(2, 2, 5, 2, 8)).astype(np.float32)
-    mask = rng.random((2, 3, 5)) < 0.6
-    mask[:, :, 0] = True
+    mask = np.tril(rng.random((2, 5, 5)) < 0.6) | np.eye(5, dtype=bool)
     attend = jax.jit(attention)
     repeated = attend(q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)
     np.testing.assert_allclose(attend(q, k, v, mask), repeated, atol=1e-6)

@@ -39,7 +39,7 @@ def test_zero_embeddings_give_zero_hidden_states():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_each_row_is_written_at_its_own_offset(dtype):
+def test_each_row_is_written_at_its_own_offset_and_not_past_the_end(dtype):
     cache_BKSF = jnp.zeros((2, 1, 4, 1), dtype)
     new_BLKF = jnp.arange(1, 7, dtype=jnp.float32).reshape(2, 3, 1, 1)
     actual_BKSF = write_cache(cache_BKSF, new_BLKF, jnp.asarray([0, 2], jnp.int32))

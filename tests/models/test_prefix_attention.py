@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.models import prefix_attention as module
-from jax_ragrl.models.attention import attention
+from jax_ragrl.models.attention import dense_attention
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_cache
 from jax_ragrl.models.prefix_attention import (
@@ -51,7 +51,7 @@ def dense(q, prefix_kv, own_kv, mask, width):
         jnp.swapaxes(jnp.concatenate([jnp.repeat(b, width, axis=0), o], axis=2), 1, 2)
         for b, o in zip(prefix_kv, own_kv, strict=True)
     ]
-    return attention(q, *keys_values, mask)
+    return dense_attention(q, *keys_values, mask)
 
 
 @pytest.mark.parametrize("width", [1, 3])
