@@ -17,7 +17,6 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, encoder, text_batches
-from jax_ragrl.models.backbones import read_backbone
 from jax_ragrl.models.sentence_files import Settings, read_settings
 from jax_ragrl.retrieval.index import build_index, open_index, run_index
 from jax_ragrl.retrieval.kinds import VectorIndex
@@ -91,42 +90,6 @@ def test_batches_have_few_shapes():
         for rows in (1, 3, 4, 5, 16, 17, 64)
     }
     assert shapes == {(r, n) for r in text_batches.ROW_BUCKETS for n in LENGTHS}
-
-
-def reference(model, ids, mask):
-    torch = pytest.importorskip("torch")
-    with torch.no_grad():
-        out = model(input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long())
-    return out.last_hidden_state.numpy()
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
-def test_hidden_states_equal_those_of_transformers(tmp_path, family):
-    torch = pytest.importorskip("torch")
-    import transformers
-
-    torch.manual_seed(1)
-    config = transformers.AutoConfig.for_model(
-        family,
-        vocab_size=50,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=40,
-        max_position_embeddings=20,
-        pad_token_id=0 if family == "bert" else 1,
-        initializer_range=0.5,
-    )
-    model = transformers.AutoModel.from_config(config).eval()
-    model.save_pretrained(tmp_path)
-    ours = read_backbone(json.loads((tmp_path / "config.json").read_text()))
-    assert ours.max_length == (20 if family == "bert" else 18)
-    ids, mask, _ = text_batches.pad_rows(
-        [[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length
-    )
-    theirs = reference(model, ids, mask)[mask]
-    hidden = decoding.call(ours.load(tmp_path), ids, mask)
-    np.testing.assert_allclose(np.asarray(hidden)[mask], theirs, atol=1e-4)
 
 
 def test_the_family_supplies_a_missing_padding_id():

@@ -62,24 +62,18 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.name)
 def test_converted_values_are_those_that_were_written(kind, tmp_path):
+    """In the smallest type that holds them exactly."""
     weights = gguf_models.random_weights(SMALL)
     folder = gguf_file.convert(gguf_models.write_gguf(tmp_path / "m.gguf", kind, SMALL))
     values = stored(folder)
     assert values.keys() == weights.keys()
+    dtype = {Type.F16: "float16", Type.BF16: "bfloat16"}.get(kind, "float32")
+    assert values["model.layers.0.mlp.up_proj.weight"].dtype == dtype
+    assert values["model.norm.weight"].dtype == "float32"
     for name, value in values.items():
         error = np.asarray(value, np.float32) - weights[name]
         limit = ERRORS[kind] if value.ndim > 1 else 0.0
         assert np.std(error) <= limit * np.std(weights[name]), name
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [(Type.F16, "float16"), (Type.BF16, "bfloat16"), (Type.Q4_0, "float32")]
-)
-def test_a_tensor_is_stored_in_the_smallest_type_that_holds_it_exactly(kind, dtype, tmp_path):
-    folder = gguf_file.convert(gguf_models.write_gguf(tmp_path / "m.gguf", kind, SMALL))
-    values = stored(folder)
-    assert values["model.layers.0.mlp.up_proj.weight"].dtype == dtype
-    assert values["model.norm.weight"].dtype == "float32"
 
 
 def compare_with_transformers(path: Path) -> None:

@@ -13,12 +13,10 @@ from flax import nnx
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.kinds import LocalLLMConfig
-from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
-from jax_ragrl.models.split import SplitModel
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.short_names import parse_llm
 from jax_ragrl.sampling.sampler import Shapes
@@ -56,17 +54,7 @@ def test_projections_take_one_byte_per_parameter():
     assert size < 1.1 * (param_count(config) - table) + 2 * table
 
 
-def test_an_int8_decoder_works_as_local_llm():
-    pytest.importorskip("qwix")
-    config = dataclasses.replace(WIDE, vocab_size=len(tokenizer()))
-    model = SplitModel.from_model(quantize_decoder(decoding.random_decoder(config)))
-    shapes = Shapes(prompt_lengths=(32,), batch_sizes=(1,), max_new_tokens=4)
-    llm = LocalLLM(model, tokenizer(), shapes)
-    request = LLMRequest("answer", (Message("user", "film"),), Sampling(max_tokens=4))
-    assert isinstance(llm.complete([request])[0], str)
-
-
-def test_the_config_key_int8_shrinks_a_local_llm(tmp_path):
+def test_the_config_key_int8_shrinks_a_local_llm_that_answers(tmp_path):
     pytest.importorskip("qwix")
     tokenizer().save(tmp_path / "tokenizer")
     config = dataclasses.replace(WIDE, vocab_size=len(tokenizer()))
@@ -78,6 +66,8 @@ def test_the_config_key_int8_shrinks_a_local_llm(tmp_path):
     )
     sizes = [sum(x.nbytes for x in jax.tree.leaves(llm._model)) for llm in (small, plain)]
     assert sizes[0] < 0.6 * sizes[1]
+    request = LLMRequest("answer", (Message("user", "film"),), Sampling(max_tokens=4))
+    assert isinstance(small.complete([request])[0], str)
     with pytest.raises(UserError, match="use int8 with a local model only"):
         parse_llm("openai:m", int8=True)
 

@@ -14,42 +14,17 @@ from jax_ragrl.models.rope import frequencies
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.fixture(scope="module", params=hf_reference.CASES)
-def pair(request, tmp_path_factory):
-    """A Transformers model with float32 weights, and a decoder loaded from its folder."""
+@pytest.mark.parametrize("name", hf_reference.CASES)
+def test_logits_equal_transformers(name, tmp_path):
+    """Of float32 weights; the golden files have logits, gradients and tokens of other ones."""
     pytest.importorskip("torch")
-    model = hf_reference.make_model(request.param, seed=1)
-    folder = hf_reference.save(model, tmp_path_factory.mktemp(request.param))
-    return model, load_decoder(folder)
-
-
-def test_logits_equal_transformers(pair):
-    model, decoder = pair
+    model = hf_reference.make_model(name, seed=1)
+    decoder = load_decoder(hf_reference.save(model, tmp_path))
     ids_BL, mask_BL = hf_reference.ragged_batch((600, 399, 37, 2, 1))
     expected = hf_reference.logits(model, ids_BL, mask_BL)
     assert np.std(expected) > 0.5  # nearly equal logits would pass for any model
     actual = decoding.logits(decoder, ids_BL, mask_BL)
     np.testing.assert_allclose(actual[mask_BL], expected[mask_BL], atol=2e-4)
-
-
-def test_greedy_decoding_equals_transformers(pair):
-    model, decoder = pair
-    ids_BL, mask_BL = (x[:2] for x in hf_reference.padded_batch(hf_reference.LENGTH))
-    expected = hf_reference.greedy(model, ids_BL, mask_BL, hf_reference.NEW_TOKENS)
-    actual = decoding.greedy(decoder, ids_BL, mask_BL, hf_reference.NEW_TOKENS)
-    np.testing.assert_array_equal(actual, expected)
-
-
-def test_gradients_equal_transformers(pair):
-    model, decoder = pair
-    ids_BL, mask_BL = hf_reference.padded_batch(hf_reference.LENGTH)
-    expected = hf_reference.gradients(model, ids_BL, mask_BL)
-    actual, _ = decoding.evaluate(decoder, ids_BL, mask_BL)
-    assert set(actual) == set(expected)
-    for name, grad in expected.items():
-        # A key bias shifts all scores of a query, so without rotation its gradient is zero.
-        scale = max(np.linalg.norm(grad), 1e-3)
-        assert np.linalg.norm(actual[name] - grad) < 1e-3 * scale, name
 
 
 @pytest.mark.parametrize(

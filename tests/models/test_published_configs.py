@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.hf_config import from_hf, to_hf
+from jax_ragrl.models.hf_config import REQUIRED, from_hf, to_hf
 from jax_ragrl.models.published import MODEL_CONFIGS
 
 PUBLISHED = json.loads((pathlib.Path(__file__).parent / "published_configs.json").read_text())
@@ -44,18 +44,14 @@ def test_a_published_config_is_read_as_transformers_reads_it(name):
     theirs = transformers.AutoConfig.for_model(**raw)
     rope = theirs.rope_parameters
     kind = None if rope["rope_type"] == "default" else rope["rope_type"]
-    assert (ours.hidden_size, ours.intermediate_size) == (
-        theirs.hidden_size,
-        theirs.intermediate_size,
-    )
-    assert (ours.num_layers, ours.num_heads, ours.num_kv_heads) == (
-        theirs.num_hidden_layers,
-        theirs.num_attention_heads,
-        theirs.num_key_value_heads,
-    )
+    pairs = REQUIRED | {
+        "num_key_value_heads": "num_kv_heads",
+        "rms_norm_eps": "rms_norm_eps",
+        "tie_word_embeddings": "tie_embeddings",
+    }
+    for their_name, our_name in pairs.items():
+        assert getattr(ours, our_name) == getattr(theirs, their_name), our_name
     assert ours.head_dim == getattr(theirs, "head_dim", ours.hidden_size // ours.num_heads)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.tie_embeddings == theirs.tie_word_embeddings
     assert ours.rope_theta == rope["rope_theta"]
     assert (ours.rope_scaling and ours.rope_scaling.kind) == kind
     assert ours.sliding_window is None
@@ -79,6 +75,7 @@ def test_a_config_that_is_not_implemented_is_refused_for_its_reason(name):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5-0.5b"),
         ("Qwen/Qwen2.5-3B", "qwen2.5-3b"),
         ("Qwen/Qwen3-0.6B", "qwen3-0.6b"),
         ("Qwen/Qwen3-1.7B", "qwen3-1.7b"),
@@ -91,3 +88,11 @@ def test_a_config_that_is_not_implemented_is_refused_for_its_reason(name):
 )
 def test_a_known_shape_is_that_of_the_published_config(name, shape):
     assert from_hf(PUBLISHED[name]["config"]) == MODEL_CONFIGS[shape]
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [("Qwen/Qwen3-0.6B", 128), ("Qwen/Qwen2.5-0.5B-Instruct", 896 // 14)]
+)
+def test_a_head_dim_left_unsaid_is_the_familys(name, head_dim):
+    raw = {key: value for key, value in PUBLISHED[name]["config"].items() if key != "head_dim"}
+    assert from_hf(raw).head_dim == head_dim

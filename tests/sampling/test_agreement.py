@@ -71,8 +71,7 @@ def assert_agree(forest: Forest, minibatches: Minibatches, logp_AT: np.ndarray) 
         np.testing.assert_allclose(logp_T[: len(logps)], logps, atol=1e-4)
 
 
-@pytest.mark.parametrize("as_chat_turns", [True, False])
-@pytest.mark.parametrize("heat", [1.0, 0.7])
+@pytest.mark.parametrize(("heat", "as_chat_turns"), [(1.0, True), (0.7, False)])
 def test_scorer_and_sampler_agree_after_an_observation(heat, as_chat_turns):
     """Each of two CoDA planners acts again after an observation, the (random) outputs of its
     siblings: a fork, an observation and another fork."""

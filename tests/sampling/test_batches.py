@@ -40,14 +40,6 @@ def jobs_of(limits: list[int], top_p: float = 1.0, regex: str = "", stops=()) ->
     ]
 
 
-def test_a_cache_doubles_until_it_holds_every_row(monkeypatch):
-    monkeypatch.setattr(jobs_module, "FIRST_CACHE", 128)
-    assert Shapes(max_new_tokens=2048).cache_sizes_for(2048) == (128, 256, 512, 1024, 2048)
-    assert Shapes(max_new_tokens=300).cache_sizes_for(300) == (128, 256, 304)
-    largest = {n: Shapes(max_new_tokens=2048).cache_sizes_for(n)[-1] for n in (1, 128, 129, 1000)}
-    assert largest == {1: 16, 128: 128, 129: 256, 1000: 1024}
-
-
 @pytest.mark.parametrize(
     "width, mesh_shape, options",
     [

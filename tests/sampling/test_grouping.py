@@ -160,23 +160,6 @@ def test_a_batch_with_copies_has_no_more_rows_than_the_largest_batch():
     assert {c.copies for c in chunks} == {16} and sum(len(c.prompts) for c in chunks) == 63
 
 
-def sizes_of(count: int, cost) -> list[int]:
-    """The sizes of the batches of prompts of one length."""
-    _, batches = divide([8] * count, {8: {size: cost(size) for size in (1, 4, 16)}})
-    return [size for *_, size in batches]
-
-
-def test_batches_are_divided_at_the_least_cost():
-    def cost(size: int) -> int:
-        return 12 + size
-
-    assert sizes_of(0, cost) == []
-    assert sizes_of(5, cost) == [16]  # one batch of 28 costs less than 16 + 13
-    assert sizes_of(5, lambda size: 2 + size) == [4, 1]
-    assert sizes_of(39, cost) == [16, 16, 16]
-    assert [sum(sizes_of(n, cost)) >= n for n in range(60)] == [True] * 60
-
-
 def test_short_prompts_take_the_empty_places_of_longer_ones():
     """Two prompts of 8 tokens and three of 16 are one batch and one prompt, not three batches."""
     costs = {length: {size: 4 + size * length for size in (1, 4)} for length in (8, 16)}
@@ -231,6 +214,7 @@ def test_a_cache_holds_what_is_asked_and_not_more():
         129: (128, 256),
         512: (128, 256, 512),
     }
+    assert Shapes(max_new_tokens=300).cache_sizes_for(300) == (128, 256, 304)
     assert Shapes(max_new_tokens=40).cache_sizes_for(33) == (48,)
     assert Shapes(max_new_tokens=12).cache_sizes_for(3) == (16,)
 

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.learner.gradients import score
-from jax_ragrl.learner.packing import Layout, Minibatches, Turn, group_turns, lay_out
 from jax_ragrl.sampling import decode
 from jax_ragrl.sampling.decode import (
     Grammar,
@@ -40,37 +38,6 @@ def jobs_of(lengths: list[int], temperature: float = 1.0, top_p: float = 1.0) ->
 
 def sample(jobs: list[SamplingJob], width: int = 2) -> JobSamples:
     return sample_jobs(split_policy(), tokenizer(), jobs, width, SHAPES)
-
-
-@pytest.mark.parametrize(("temperature", "digits"), [(0.7, ()), (1.0, ()), (0.7, (1, 4))])
-def test_scoring_reproduces_the_samplers_log_probabilities(temperature: float, digits: tuple):
-    jobs = jobs_of([5, 16, 17, 31, 60], temperature)  # every bucket, full and padded
-    jobs = [
-        job._replace(allowed_token_regex=DIGITS if i in digits else "")
-        for i, job in enumerate(jobs)
-    ]
-    samples = sample(jobs)
-    turns = [
-        Turn(2 * i + k, "masked" if i in digits else "free", job.ids, ids)
-        for i, (job, rows) in enumerate(zip(jobs, samples, strict=True))
-        for k, (ids, *_) in enumerate(rows)
-    ]
-    expected = {
-        2 * i + k: logps for i, rows in enumerate(samples) for k, (_, logps, _) in enumerate(rows)
-    }
-    layout = Layout(row_lengths=(48, 96), tokens_per_device=192)
-    mask_V = tokenizer().allowed_tokens(DIGITS)
-    allowed_ZV = jax.device_put(np.stack([np.ones_like(mask_V), mask_V])) if digits else None
-    count = 0
-    for batch in lay_out(group_turns(turns, layout), ["free", "masked"], layout):
-        heat = jax.device_put(np.float32(temperature))
-        outputs = score(split_policy(), jax.device_put(batch.rows), heat, allowed_ZV)
-        assert np.isfinite(jax.device_get(outputs.entropy_RM)).all()
-        logp_AT = Minibatches([[batch]]).by_action([jax.device_get(outputs.logp_RM)])
-        for node, logps in zip(batch.actions.node_A.tolist(), logp_AT, strict=True):
-            np.testing.assert_allclose(logps[: len(expected[node])], expected[node], atol=1e-4)
-            count += 1
-    assert count == 10
 
 
 def test_batching_changes_no_token():

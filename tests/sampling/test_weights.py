@@ -131,13 +131,6 @@ def test_gains_of_norms_stay_float32_and_other_weights_are_cast():
     assert model.final_norm[...].dtype == model.layers["q_norm"][...].dtype == np.float32
 
 
-def test_without_a_mesh_and_without_a_cast_nothing_is_copied():
-    decoder = split_policy().merge()
-    params = for_sampling({"policy": decoder})["policy"].params
-    original = jax.tree.leaves(nnx.state(decoder, nnx.Param))
-    assert all(a is b for a, b in zip(jax.tree.leaves(params), original, strict=True))
-
-
 def test_a_shared_base_is_cast_once():
     base, lora = decoder_in(), LoRAConfig(2, 4.0, ("q_proj",))
     pair = {name: add_lora(base, lora, rngs=nnx.Rngs(i)) for i, name in enumerate("ab")}
