@@ -217,14 +217,9 @@ def init_params(config: DecoderConfig, key: Array) -> dict:
 
 
 def compute_dtype_of(path: Any, x: Any, compute: str) -> Any:
-    """Returns the dtype in which a forward pass reads a parameter.
+    """Returns the dtype in which a forward pass reads a parameter, of a key path, with a dtype.
 
     Storing the parameter in this dtype does not change the results.
-
-    Args:
-      path: the key path of the parameter in its tree.
-      x: the array, or any object with a dtype.
-      compute: the compute dtype.
     """
     name = jax.tree_util.keystr(path)
     # Gains of norms and value heads multiply in float32, so they keep their storage dtype.

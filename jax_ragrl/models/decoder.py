@@ -152,8 +152,14 @@ class Decoder(nnx.Module):
         Raises:
           UserError: a cache without `write_B`, or without positions that sliding layers need.
         """
-        self._check_call(cache, write_B, key_positions_BS)
         c = self.config
+        if cache is not None and write_B is None:
+            raise UserError("a cache was given without write_B: pass each row's write offset")
+        if cache is not None and c.sliding_layers and key_positions_BS is None:
+            raise UserError(
+                "this model has sliding-window layers and a cache was given without "
+                "key_positions_BS: pass the position of every cache slot"
+            )
         # 1. Embeddings. The table has whole rows on every device: with a width that is split, the
         # lookup would move activations between devices.
         table_VD = self.embed[...]
@@ -170,7 +176,7 @@ class Decoder(nnx.Module):
             config=c,
             adapter_scale=self.adapter_scale,
             rope=rope_tables(positions_BL, c.head_dim, c.rope_theta, c.rope_scaling),
-            visibility=_for_kernel(c, visibility, cache),
+            visibility=_for_layers(c, visibility, cache),
             window_mask=window_mask,
             write_B=write_B,
         )
@@ -204,19 +210,8 @@ class Decoder(nnx.Module):
         parts = [self.layers] if self.adapter is None else [self.layers, self.adapter]
         return {name: value[...] for part in parts for name, value in part.items()}
 
-    def _check_call(self, cache: object, write_B: object, key_positions_BS: object) -> None:
-        if cache is None:
-            return
-        if write_B is None:
-            raise UserError("a cache was given without write_B: pass each row's write offset")
-        if self.config.sliding_layers and key_positions_BS is None:
-            raise UserError(
-                "this model has sliding-window layers and a cache was given without "
-                "key_positions_BS: pass the position of every cache slot"
-            )
 
-
-def _for_kernel(
+def _for_layers(
     config: DecoderConfig, visibility: Array | VisibleKeys | None, cache: KVCache | None
 ) -> Array | VisibleKeys | None:
     """Converts places, and counts that no kernel reads, to a mask, once for all layers."""
@@ -293,11 +288,7 @@ def init_sharded(
 ) -> Decoder:
     """Returns `Decoder(config, rngs=rngs)` on a mesh; no device ever holds a full copy.
 
-    Args:
-      config: the sizes and numerics of the decoder.
-      mesh: the mesh to place the arrays on.
-      rngs: one `params` key is consumed.
-      rules: the mesh axes of each logical axis; None takes the default rules.
+    `rules` give the mesh axes of each logical axis.
 
     Raises:
       UserError: a dimension does not divide its mesh axis.

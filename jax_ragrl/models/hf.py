@@ -51,15 +51,9 @@ LAYER_NAMES = {
     "down_proj": "mlp.down_proj.weight",
 }
 TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
+    "added_tokens.json chat_template.jinja generation_config.json merges.txt "
+    "special_tokens_map.json tokenizer.json tokenizer.model tokenizer_config.json "
+    "vocab.json".split()
 )
 
 
@@ -162,11 +156,8 @@ def load_decoder(
         unexpected or of another shape.
     """
     folder = Path(folder)
-    config = dataclasses.replace(
-        hf_config.from_hf(read_config(folder)),
-        dtype=dtype,
-        param_dtype=param_dtype or dtype,
-    )
+    dtypes = {"dtype": dtype, "param_dtype": param_dtype or dtype}
+    config = dataclasses.replace(hf_config.from_hf(read_config(folder)), **dtypes)
     if not head:
         # A tied decoder has no tensor for its head, so none is read.
         config = dataclasses.replace(config, tie_embeddings=True)
@@ -179,12 +170,7 @@ def load_decoder(
 
 
 def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
-    """Raises `UserError` unless the tensors of a checkpoint match its config.
-
-    Args:
-      config: the decoder that `config.json` describes.
-      files: the file of each tensor, see `safetensors_io.locate`.
-    """
+    """Raises `UserError` unless the tensors in `safetensors_io.locate` match a config."""
     config_shapes = {name: layout.stored_shape for name, _, _, layout in stored_tensors(config)}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(set(files.values())):
@@ -200,12 +186,8 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
             )
     # Constants may remain, and the copy of the embeddings in some tied checkpoints.
     head = TOP_NAMES["lm_head"] if config.tie_embeddings else None
-    extra = sorted(
-        name
-        for name in set(shapes) - set(config_shapes)
-        if name != head and not name.endswith("rotary_emb.inv_freq")
-    )
-    if extra:
+    others = sorted(set(shapes) - set(config_shapes) - {head})
+    if extra := [name for name in others if not name.endswith("rotary_emb.inv_freq")]:
         raise UserError(
             f"checkpoint has {extra[0]} and {len(extra) - 1} more tensors that config.json "
             "has no place for: they belong to different models"
@@ -341,7 +323,13 @@ def write_checkpoint(
       parameter: returns a parameter by its name and layer, or layer None for one of the model.
       folder, dtype, tokenizer_folder, max_shard_bytes: as in `save_decoder`.
     """
-    entries = _entries(config, parameter, dtype)
+
+    def entry(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:
+        return safetensors_io.Entry(
+            stored, layout.stored_shape, dtype, lambda: layout.to_stored(parameter(name, layer))
+        )
+
+    entries = [entry(*row) for row in stored_tensors(config)]
     folder = check_new(folder)
     if jax.process_index() != 0:
         # Fetching is a collective: every host takes part, and only the first one writes.
@@ -353,7 +341,8 @@ def write_checkpoint(
     partial.mkdir(parents=True)
     safetensors_io.write_shards(partial, entries, max_shard_bytes)
     write_json(partial / "config.json", raw)
-    copy_tokenizer(tokenizer_folder, partial)
+    if tokenizer_folder is not None:
+        _copy_tokenizer(Path(tokenizer_folder), partial)
     file = partial / "generation_config.json"
     generation = read_object(file, "copy it again") if file.is_file() else {}
     # A server stops at these ids alone, so all ends of a turn are among them.
@@ -362,17 +351,6 @@ def write_checkpoint(
         folder.rmdir()
     # The last step, so that the folder is complete whenever it exists.
     return partial.rename(folder)
-
-
-def _entries(
-    config: DecoderConfig, parameter: Callable[[str, int | None], np.ndarray], dtype: str
-) -> list[safetensors_io.Entry]:
-    def entry(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:
-        return safetensors_io.Entry(
-            stored, layout.stored_shape, dtype, lambda: layout.to_stored(parameter(name, layer))
-        )
-
-    return [entry(*row) for row in stored_tensors(config)]
 
 
 def fetcher(decoder: Decoder) -> Callable[[str, int | None], np.ndarray]:
@@ -406,12 +384,9 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def copy_tokenizer(source: str | Path | None, target: Path) -> None:
-    """Copies the files of a tokenizer; `UserError` if `source` has no tokenizer."""
-    if source is None:
-        return
-    present = [name for name in TOKENIZER_FILES if (Path(source) / name).is_file()]
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    present = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not any(name in present for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"{source} has no tokenizer.json: give the folder of the tokenizer")
     for name in present:
-        shutil.copyfile(Path(source) / name, target / name)
+        shutil.copyfile(source / name, target / name)

@@ -166,12 +166,7 @@ def _mlp(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> Array:
 def linear(x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1) -> Array:
     """Returns `x W + scale (x A) B`, or `x W` if the projection has no adapter.
 
-    Args:
-      x: activations; their last `inputs` axes are contracted.
-      name: the projection, such as `o_proj`.
-      p: the arrays of the layer.
-      scale: the factor of the adapter.
-      inputs: the number of input axes of the kernel.
+    The last `inputs` axes of `x` are contracted with the arrays `name` of the layer's `p`.
     """
     return _add_adapter(_matmul(x, p[name], inputs), x, name, p, scale, inputs)
 
@@ -198,11 +193,6 @@ def rms_norm(x: Array, gain: Array, eps: float) -> Array:
     """Returns `x / sqrt(mean(x^2) + eps) * gain` over the last axis.
 
     Float32 inside, the dtype of `x` outside. Zhang and Sennrich 2019 (arXiv 1910.07467).
-
-    Args:
-      x: activations `[..., D]`.
-      gain: `[D]`.
-      eps: added to the mean square.
     """
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)

@@ -14,7 +14,7 @@ There are two implementations, both exact:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,9 +89,14 @@ def prefix_attention(
     Returns:
       `[B, L, H, F]` in the dtype of `q`.
     """
-    if isinstance(visibility, VisibleKeys):
-        return _by_kernel(q_BLHF, prefix_kv, own_kv, visibility)
-    return _by_xla(q_BLHF, prefix_kv, own_kv, visibility)
+    if not isinstance(visibility, VisibleKeys):
+        return _by_xla(q_BLHF, prefix_kv, own_kv, visibility)
+    # Prefixes that do not divide over the mesh are replicated, and their rows with them.
+    divides = prefix_kv[0].shape[0] % (axis_size("data") * axis_size("fsdp")) == 0
+    batch = "batch" if divides else None
+    names = ((batch, None, "heads", None), *[(batch, "kv", None, None)] * 4, (batch,), (batch,))
+    # Each device of a mesh runs the kernel on its own rows and heads.
+    return on_each_device(_by_kernel, (q_BLHF, *prefix_kv, *own_kv, *visibility), names)
 
 
 # --- XLA ------------------------------------------------------------------------------------------
@@ -135,17 +140,6 @@ def _swap_rows(x: Array) -> Array:
 
 
 def _by_kernel(
-    q_BLHF: Array, prefix_kv: KeysValues, own_kv: KeysValues, visible: VisibleKeys
-) -> Array:
-    """Runs the kernel, on a mesh on each device's own rows and heads."""
-    # Prefixes that do not divide over the mesh are replicated, and their rows with them.
-    divides = prefix_kv[0].shape[0] % (axis_size("data") * axis_size("fsdp")) == 0
-    batch = "batch" if divides else None
-    names = ((batch, None, "heads", None), *[(batch, "kv", None, None)] * 4, (batch,), (batch,))
-    return on_each_device(_on_device, (q_BLHF, *prefix_kv, *own_kv, *visible), names)
-
-
-def _on_device(
     q_B1HF: Array,
     k_PKSF: Array,
     v_PKSF: Array,
@@ -174,13 +168,16 @@ def _attend(q_NJF: Array, k_RKSF: Array, v_RKSF: Array, count_R: Array, largest:
 
     A block has at most `largest` keys.
     """
+    # The import takes time, and only GPUs need it.
+    from jax.experimental.pallas.ops.gpu.decode_attention import mqa
+
     rows, kv, slots, width = k_RKSF.shape
     turns = max(1, slots // KEYS_IN_TURN)
     splits = next(n for n in range(turns, 0, -1) if slots % (n * KEY_BLOCKS[-1]) == 0)
     small = [n for n in KEY_BLOCKS if n <= largest and n * width <= BLOCK_NUMBERS]
     # The kernel promotes dtypes and ranks, also if the caller forbids it.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        out, (total, top) = _kernel()(
+        out, (total, top) = mqa(
             q_NJF,
             *(x.reshape(rows * kv, slots, width) for x in (k_RKSF, v_RKSF)),
             kv_seq_len=jnp.repeat(count_R, kv),
@@ -192,13 +189,6 @@ def _attend(q_NJF: Array, k_RKSF: Array, v_RKSF: Array, count_R: Array, largest:
             normalize_output=False,
         )
     return out, total, top
-
-
-def _kernel() -> Any:
-    """Returns JAX's decode kernel; its import takes time, and only GPUs need it."""
-    from jax.experimental.pallas.ops.gpu.decode_attention import mqa
-
-    return mqa
 
 
 def _join(first: list[Array], last: list[Array]) -> Array:

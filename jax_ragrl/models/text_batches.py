@@ -57,30 +57,16 @@ def bucket_size(n: int, sizes: Sequence[int]) -> int:
 
 
 def length_buckets(free: int) -> list[int]:
-    """Returns the padded lengths of texts.
-
-    Args:
-      free: tokens per device that take negligible time, see `runtime.free_work`; 0 on a CPU.
-    """
+    """Returns the padded lengths of texts, if `free` tokens take negligible time; 0 on a CPU."""
     if not free:
         return [*LENGTH_BUCKETS]
     return [n for n in COARSE_LENGTH_BUCKETS if n.bit_count() == 1 or max_rows(n) * n > free]
 
 
-def row_counts(devices: int) -> list[int]:
-    """Returns the rows of batches that devices share, ascending: a bucket for each or for all."""
-    for_all = {n + -n % devices for n in ROW_BUCKETS}
-    return sorted(for_all | {n * devices for n in ROW_BUCKETS})
-
-
 def max_rows(length: int, most_tokens: float = math.inf) -> int:
     """Returns the maximum of rows per device of a length, in a batch of at most `most_tokens`."""
-    fitting = (
-        rows
-        for rows in ROW_BUCKETS
-        if rows * length**2 <= MAX_TOKEN_PAIRS and rows * length <= most_tokens
-    )
-    return max(fitting, default=ROW_BUCKETS[0])
+    most = min(MAX_TOKEN_PAIRS // length**2, most_tokens // length)
+    return max((rows for rows in ROW_BUCKETS if rows <= most), default=ROW_BUCKETS[0])
 
 
 def length_batches(
@@ -140,9 +126,12 @@ def pad_rows(
     lengths = (*(n for n in length_buckets(free) if n < max_length), max_length)
     longest = bucket_size(max(map(len, rows)), lengths)
     fewest = devices * max_rows(longest, free) if free else 1
-    shape = (bucket_size(max(len(rows), fewest), row_counts(devices)), longest)
-    ids, mask, segments = np.full(shape, pad_id, np.int32), np.zeros(shape, bool), np.zeros(shape)
-    batch = TextBatch(ids, mask, segments.astype(np.int32))
+    # Devices that share a batch have a bucket of rows each, or for all of them.
+    counts = {n + -n % devices for n in ROW_BUCKETS} | {n * devices for n in ROW_BUCKETS}
+    shape = bucket_size(max(len(rows), fewest), sorted(counts)), longest
+    batch = TextBatch(
+        np.full(shape, pad_id, np.int32), np.zeros(shape, bool), np.zeros(shape, np.int32)
+    )
     for n, row in enumerate(rows):
         batch.ids[n, : len(row)] = row
         batch.mask[n, : len(row)] = True
