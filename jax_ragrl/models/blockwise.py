@@ -15,7 +15,6 @@ keys. Scores, sums and gradients are float32.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +26,8 @@ from jax_ragrl.models.matmul import einsum_f32
 LOWEST = jnp.finfo(jnp.float32).min
 
 
-class _Residuals(NamedTuple):
-    """The arrays that the backward pass needs: inputs, output, log-sum-exp of each query."""
-
-    q_BLKGF: Array
-    k_BLKF: Array
-    v_BLKF: Array
-    mask_BLL: Array
-    out_BLKGF: Array
-    lse_BKGL: Array
+# What the backward pass needs: inputs, output, and the log-sum-exp of each query, `[B, K, G, L]`.
+Residuals = tuple[Array, Array, Array, Array, Array, Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -75,7 +67,7 @@ def _scores(q: Array, k: Array, mask_BLL: Array, i: Array, j: Array) -> Array:
 
 def _forward(
     q_BLKGF: Array, k_BLKF: Array, v_BLKF: Array, mask_BLL: Array, size: int
-) -> tuple[Array, _Residuals]:
+) -> tuple[Array, Residuals]:
     """Algorithm 1: for each block of queries, an online softmax over the blocks of keys."""
     batch, length, kv, group, width = q_BLKGF.shape
     visible_IJ = _visible_pairs(mask_BLL, size)
@@ -109,11 +101,11 @@ def _forward(
     out_BKGLF = jnp.moveaxis(out, 0, 3).reshape(batch, kv, group, length, width)
     out_BLKGF = jnp.transpose(out_BKGLF, (0, 3, 1, 2, 4)).astype(q_BLKGF.dtype)
     lse_BKGL = jnp.moveaxis(lse, 0, 3).reshape(batch, kv, group, length)
-    return out_BLKGF, _Residuals(q_BLKGF, k_BLKF, v_BLKF, mask_BLL, out_BLKGF, lse_BKGL)
+    return out_BLKGF, (q_BLKGF, k_BLKF, v_BLKF, mask_BLL, out_BLKGF, lse_BKGL)
 
 
 def _backward(
-    size: int, residuals: _Residuals, dout_BLKGF: Array
+    size: int, residuals: Residuals, dout_BLKGF: Array
 ) -> tuple[Array, Array, Array, None]:
     """Algorithm 4: for each block of keys, the gradients of all blocks of queries from it on."""
     q_BLKGF, k_BLKF, v_BLKF, mask_BLL, out_BLKGF, lse_BKGL = residuals

@@ -308,7 +308,13 @@ def load_encoder(
       UserError: no such folder, another kind of model, or weights that are missing or misshapen.
     """
     folder, backbone, settings = read_config(source, weights=True)
-    _warn_of_defaults(folder, settings)
+    if not (folder / "modules.json").is_file():
+        scale = "scaled to length one" if settings.normalise else "not scaled"
+        warnings.warn(
+            f"{folder} has no sentence-transformers files: its encoder has the pooling "
+            f"{settings.pooling!r} and vectors are {scale}, as is usual for this kind of model",
+            stacklevel=2,
+        )
     settings = _with_prefixes(settings, str(source), query_prefix, passage_prefix)
     modules = read_modules(folder)
     dense = [_load_dense(path) for path in modules.dense]
@@ -323,18 +329,6 @@ def load_encoder(
         # The absolute path of a folder, because an index is opened from other folders too.
         source=str(source) if is_name else str(pathlib.Path(source).absolute()),
         weights=_digest(modules.transformer, *modules.dense),
-    )
-
-
-def _warn_of_defaults(folder: pathlib.Path, settings: Settings) -> None:
-    """Warns that a folder does not say how its hidden states become a vector."""
-    if (folder / "modules.json").is_file():
-        return
-    scale = "scaled to length one" if settings.normalise else "not scaled"
-    warnings.warn(
-        f"{folder} has no sentence-transformers files: its encoder has the pooling "
-        f"{settings.pooling!r} and vectors are {scale}, as is usual for this kind of model",
-        stacklevel=3,
     )
 
 

@@ -35,20 +35,16 @@ SPACE = "\u2581"  # SentencePiece's spelling of a space
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-# By tokenizer.ggml.pre: the pattern of a piece, or None for GPT-2's with each digit on its own.
+# Rules by tokenizer.ggml.pre. Of Qwen, whose tokenizer.json composes Unicode first; of Llama 3,
+# where a piece that is a token is not merged from its characters.
+COMPOSED = ("qwen2", "deepseek-r1-qwen")
+WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")
+# The pattern of a piece, or None for GPT-2's with each digit on its own.
 SPLITS: Mapping[str, str | None] = {
-    "qwen2": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",
-    "deepseek-r1-qwen": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",
-    "llama-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    "llama3": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    "llama-v3": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    "smaug-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
+    **dict.fromkeys(COMPOSED, rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"),
+    **dict.fromkeys(WHOLE_PIECES, rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"),
     "smollm": None,
 }
-# Unicode is composed first, as in Qwen's tokenizer.json.
-COMPOSED = ("qwen2", "deepseek-r1-qwen")
-# A piece that is a token is not merged from its characters, as in Llama 3's tokenizer.json.
-WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")
 SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -99,9 +95,7 @@ def _byte_level(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
             f"this GGUF file splits text by the rule {rule!r}, but only {', '.join(SPLITS)} are "
             "supported: give the original folder"
         )
-    # Tokens that only pad the vocabulary to the rows of the embedding are left out.
-    pairs = enumerate(zip(fields["tokens"], types, strict=True))
-    vocabulary = {text: number for number, (text, kind) in pairs if kind != UNUSED}
+    vocabulary = _vocabulary(fields, types)
     merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule in WHOLE_PIECES))
     tokenizer.pre_tokenizer = _splitter(SPLITS[rule])
@@ -111,20 +105,18 @@ def _byte_level(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
     return tokenizer
 
 
+def _vocabulary(fields: Mapping[str, Any], types: list[int]) -> dict[str, int]:
+    """Ids of tokens, but not of those that only pad the vocabulary to the rows of the embedding."""
+    pairs = enumerate(zip(fields["tokens"], types, strict=True))
+    return {text: number for number, (text, kind) in pairs if kind != UNUSED}
+
+
 def _sentence_piece(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
     """SentencePiece BPE, without added tokens, as in the `tokenizer.json` of Llama 2."""
-    pairs = enumerate(zip(fields["tokens"], types, strict=True))
-    vocabulary = {text: number for number, (text, kind) in pairs if kind != UNUSED}
-    unknown = special_tokens(fields).get("unk_token")
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocabulary,
-            _merges_by_score(fields["tokens"], fields["scores"], types),
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    merges = _merges_by_score(fields["tokens"], fields["scores"], types)
+    options = {"unk_token": special_tokens(fields).get("unk_token"), "fuse_unk": True}
+    vocabulary = _vocabulary(fields, types)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options, byte_fallback=True))
     normalizer: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     # A space is added before a text and removed after decoding, unless the file says otherwise.
@@ -139,18 +131,10 @@ def _sentence_piece(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
 def _merges_by_score(
     tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
 ) -> list[tuple[str, str]]:
-    """The merges that a vocabulary with scores implies, best first.
-
-    Args:
-      tokens: the pieces.
-      scores: the score of each piece; SentencePiece forms the piece of the highest score first.
-      types: the type of each piece. Control tokens and bytes are never merged from text.
-    """
-    pieces = {
-        token: score
-        for token, score, kind in zip(tokens, scores, types, strict=True)
-        if kind == NORMAL
-    }
+    """The merges that pieces with scores imply, best first: the highest score is formed first."""
+    # Control tokens and bytes are never merged from text.
+    rows = zip(tokens, scores, types, strict=True)
+    pieces = {token: score for token, score, kind in rows if kind == NORMAL}
     if (longest := max(map(len, pieces), default=0)) > MAX_PIECE:
         raise ValueError(f"a piece has {longest} characters")
     merges = [
@@ -182,12 +166,9 @@ def _ends(fields: Mapping[str, Any]) -> processors.PostProcessor:
         # No tokens are added; of this processor, byte-level BPE needs the offsets.
         return processors.ByteLevel(trim_offsets=False)
     ids = [(text, fields["tokens"].index(text)) for text in first + last]
-    return processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1"]
-        + [f"{text}:1" for text in last],
-        special_tokens=ids,
-    )
+    single = [*first, "$A", *last]
+    second = [f"{text}:1" for text in [*first, "$B", *last]]
+    return processors.TemplateProcessing(single=single, pair=single + second, special_tokens=ids)
 
 
 def begins_with_token(fields: Mapping[str, Any]) -> bool:
@@ -203,13 +184,7 @@ def special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tokenizer_config(fields: Mapping[str, Any], template: str | None, length: int) -> dict:
-    """The fields of `tokenizer_config.json`.
-
-    Args:
-      fields: as in `build_tokenizer`.
-      template: the chat template, in Jinja, if the file has one.
-      length: tokens in the model's context.
-    """
+    """The fields of `tokenizer_config.json`; `template` is in Jinja, `length` of the context."""
     config: dict[str, Any] = {
         **special_tokens(fields),
         "add_bos_token": begins_with_token(fields),

@@ -39,11 +39,7 @@ class Critic(nnx.Module):
         self.head = ValueHead(trunk.config.hidden_size)
 
     def __call__(self, ids_BL: Array, positions_BL: Array, visibility: Array | None) -> Array:
-        """Returns values, float32 `[B, L]`.
-
-        Args:
-          ids_BL, positions_BL, visibility: as in `Decoder`.
-        """
+        """Returns values, float32 `[B, L]`; arguments as in `Decoder`."""
         return self.head(self.trunk(ids_BL, positions_BL, visibility)[0])
 
 
@@ -57,11 +53,7 @@ class ActorCritic(nnx.Module):
     def __call__(
         self, ids_BL: Array, positions_BL: Array, visibility: Array | None
     ) -> tuple[Array, Array]:
-        """Returns hidden states `[B, L, D]` and values, float32 `[B, L]`.
-
-        Args:
-          ids_BL, positions_BL, visibility: as in `Decoder`.
-        """
+        """Returns hidden states `[B, L, D]` and values, float32 `[B, L]`; see `Decoder`."""
         hidden_BLD, _ = self.policy(ids_BL, positions_BL, visibility)
         return hidden_BLD, self.head(hidden_BLD)
 

@@ -299,9 +299,15 @@ def to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "use_cache": True,
     }
-    if family.slides:
-        raw |= _sliding_to_hf(config)
-    return raw
+    if config.sliding_layers:
+        kinds = ("full_attention", "sliding_attention")
+        return raw | {
+            "use_sliding_window": True,
+            "sliding_window": config.sliding_window,
+            "max_window_layers": min(config.sliding_layers),
+            "layer_types": [kinds[i in config.sliding_layers] for i in range(config.num_layers)],
+        }
+    return raw | ({"use_sliding_window": False, "sliding_window": None} if family.slides else {})
 
 
 def _kind(config: DecoderConfig) -> str:
@@ -325,15 +331,3 @@ def scaling_to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling.kind != "linear":
         raw["original_max_position_embeddings"] = scaling.original_max_positions
     return raw | {name: value for name, value in fields.items() if value is not None}
-
-
-def _sliding_to_hf(config: DecoderConfig) -> dict[str, Any]:
-    if not config.sliding_layers:
-        return {"use_sliding_window": False, "sliding_window": None}
-    kinds = ("full_attention", "sliding_attention")
-    return {
-        "use_sliding_window": True,
-        "sliding_window": config.sliding_window,
-        "max_window_layers": min(config.sliding_layers),
-        "layer_types": [kinds[i in config.sliding_layers] for i in range(config.num_layers)],
-    }

@@ -8,6 +8,7 @@ cache, small files of the same commit are added.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,7 +47,12 @@ def download(name: str, *, weights: bool = True) -> Path:
     needed = ("config.json", "tokenizer_config.json")
     is_whole = cached and all(any(cached.rglob(name)) for name in needed)
     if cached and is_whole and (_has_weights(cached) or not weights):
-        return _with_small_files(repository, cached)
+        # Transformers fetches neither the card nor, for example, the pooling of an encoder, so the
+        # card shows that `download` has been here.
+        if not (cached / CARD).is_file():
+            with contextlib.suppress(UserError):
+                return _snapshot(repository, cached.name, SMALL)  # its name is the commit
+        return cached
     folder = _snapshot(repository, revision, SMALL)
     if weights and not _has_weights(folder):
         # The commit of the first download: a branch may move in between.
@@ -69,18 +75,6 @@ def _cached(repository: str, revision: str | None) -> Path | None:
     except (HFValidationError, LocalEntryNotFoundError):
         return None
     return Path(folder)
-
-
-def _with_small_files(repository: str, snapshot: Path) -> Path:
-    """A cached snapshot, after downloading the small files that it lacks if the Hub answers."""
-    # Transformers fetches neither the card nor, for example, the pooling of an encoder, so the
-    # card shows that `download` has been here.
-    if (snapshot / CARD).is_file():
-        return snapshot
-    try:
-        return _snapshot(repository, snapshot.name, SMALL)  # its name is the commit
-    except UserError:
-        return snapshot
 
 
 def _has_weights(folder: Path) -> bool:

@@ -40,15 +40,9 @@ def einsum_f32(subscripts: str, x: Array, y: Array) -> Array:
 
 
 def matmul(x: Array, kernel: Array, inputs: int = 1) -> Array:
-    """Returns the contraction of the last axes of `x` with the first ones of `kernel`.
+    """Returns the contraction of the last `inputs` axes of `x` with the first ones of `kernel`.
 
-    Args:
-      x: activations.
-      kernel: weights, in the dtype of `x`.
-      inputs: the number of axes that are contracted.
-
-    Returns:
-      An array in the dtype of `x`.
+    All are in the dtype of `x`.
     """
     if x.dtype == jnp.bfloat16 and target_platform() == "cpu":
         return _native_matmul(inputs, x, kernel)

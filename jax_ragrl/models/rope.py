@@ -61,16 +61,9 @@ class RopeScaling:
 def rope_tables(
     positions_BL: Array, head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> tuple[Array, Array]:
-    """Returns cosine and sine of the rotation of every position.
+    """Returns cosine and sine of the rotation of every position, float32 `[B, L, F / 2]`.
 
-    Args:
-      positions_BL: int32 positions.
-      head_dim: F, features per head.
-      theta: the base of the frequencies.
-      scaling: how they are stretched; None leaves them.
-
-    Returns:
-      Two float32 arrays `[B, L, F / 2]`.
+    The other arguments are those of `frequencies`.
     """
     inv_freq, gain = frequencies(head_dim, theta, scaling)
     angles = positions_BL.astype(jnp.float32)[..., None] * jnp.asarray(inv_freq)[None, None, :]

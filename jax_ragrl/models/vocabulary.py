@@ -38,15 +38,12 @@ gradient_sink.defvjp(
 
 @jax.custom_vjp
 def look_up(copy_VD: Array, sink_VD: Array, ids: Array) -> Array:
-    """Returns the embeddings of tokens.
+    """Returns the embeddings of int32 token ids, `[..., D]` in the dtype of the copy.
 
     Args:
       copy_VD: the table in the compute dtype (`compute_copy`).
       sink_VD: the buffer of its gradient (`gradient_sink`).
-      ids: int32 token ids of any shape.
-
-    Returns:
-      `[..., D]` in the dtype of the copy.
+      ids: of any shape.
     """
     return copy_VD[ids]
 
@@ -65,11 +62,6 @@ def _add_on_owners(vocab: int, ids: Array, grad: Array) -> Array:
 
     A device sends to each other one the columns that the other owns. XLA would sum the gradient of
     the whole table, which is far larger than the cotangents, or gather them in float32.
-
-    Args:
-      vocab: rows of the table.
-      ids: int32 token ids `[B, ...]`.
-      grad: their cotangents `[B, ..., D]` in the compute dtype.
 
     Returns:
       The gradient, float32 `[V, D]`, whose columns are split over the axis fsdp.
@@ -99,17 +91,10 @@ look_up.defvjp(lambda copy_VD, sink_VD, ids: (copy_VD[ids], (sink_VD, ids)), _lo
 
 @jax.custom_vjp
 def project(copy_VD: Array, sink_VD: Array, hidden: Array) -> Array:
-    """Returns the logits of hidden states.
+    """Returns the logits, float32 `[..., V]`, of hidden states in the dtype of the copy.
 
-    The backward pass also multiplies in the compute dtype and sums in float32.
-
-    Args:
-      copy_VD: the head in the compute dtype (`compute_copy`).
-      sink_VD: the buffer of its gradient (`gradient_sink`).
-      hidden: `[..., D]` in the dtype of the copy.
-
-    Returns:
-      float32 `[..., V]`.
+    The other arguments are those of `look_up`, of the head. The backward pass also multiplies in
+    the compute dtype and sums in float32.
     """
     return einsum_f32("...d,vd->...v", hidden, copy_VD)
 

@@ -133,11 +133,7 @@ class Grammar(NamedTuple):
     automaton: TokenAutomaton | None = None
 
     def describe(self, *, use_top_p: bool) -> str:
-        """Returns what distinguishes programs of one shape, for their names.
-
-        Args:
-          use_top_p: as in `decode`.
-        """
+        """Returns what distinguishes programs of one shape, for their names."""
         names = ["top-p"] * use_top_p + ["token mask"] * (self.allowed_V is not None)
         if self.stop_SV is not None:
             names.append(f"{len(self.stop_SV)} stop states")
@@ -375,12 +371,7 @@ def padding_of(config: DecoderConfig) -> Array | None:
 
 
 def mask_padding(logits: Array, num_tokens: Array | None) -> Array:
-    """Returns the logits with minus infinity at ids that the tokenizer does not have.
-
-    Args:
-      logits: `[..., V]`.
-      num_tokens: the ids that it has, see `padding_of`; None masks nothing.
-    """
+    """Returns logits `[..., V]` with minus infinity from id `num_tokens` on, see `padding_of`."""
     if num_tokens is None:
         return logits
     place = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -426,17 +417,16 @@ def sample_token(
 
 def _likeliest(logits_BV: Array) -> Array:
     """Returns the number of the largest logit of each row, the first one of equal ones."""
+
+    def by_reductions(logits_BV: Array) -> Array:
+        # XLA for CPUs vectorizes two reductions, but not `argmax`.
+        is_top_BV = logits_BV == jnp.max(logits_BV, axis=-1, keepdims=True)
+        place_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
+        return jnp.min(jnp.where(is_top_BV, place_BV, logits_BV.shape[-1] - 1), axis=-1)
+
     return jax.lax.platform_dependent(
-        logits_BV, cpu=_first_top, default=lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)
+        logits_BV, cpu=by_reductions, default=lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)
     )
-
-
-def _first_top(logits_BV: Array) -> Array:
-    """`argmax` by two reductions: XLA for CPUs vectorizes them, but not `argmax`."""
-    last = logits_BV.shape[-1] - 1
-    is_top_BV = logits_BV == jnp.max(logits_BV, axis=-1, keepdims=True)
-    place_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
-    return jnp.min(jnp.where(is_top_BV, place_BV, last), axis=-1)
 
 
 def gumbel_sample(logits_BV: Array, top_B: Array, keys_B: Array) -> tuple[Array, Array]:

@@ -27,8 +27,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 
 # A step with fewer rows is not faster, because it reads all weights: about the operations per
 # second over the bytes per second of a device.
-MIN_DECODE_ROWS = {"cpu": 16}
-MIN_DECODE_ROWS_ACCELERATOR = 256
+MIN_DECODE_ROWS_CPU, MIN_DECODE_ROWS_ACCELERATOR = 16, 256
 MIN_DECODE_ROWS_SMALL = 2  # of a model whose weights stay in the cache of a core
 
 Draw = tuple[int, ...]  # numbers of the jobs that get the same rows
@@ -65,7 +64,7 @@ def batch_jobs(
       width: siblings per job.
       shapes: the static shapes to pad to.
       devices: the number of devices that share a batch.
-      is_small: whether the model uses one core of a CPU, see `small_programs.uses_one_core`.
+      is_small: see `small_programs.uses_one_core`.
 
     Raises:
       ValueError: a prompt exceeds the longest prompt length.
@@ -73,24 +72,25 @@ def batch_jobs(
     groups: dict[JobGrammar, list[int]] = {}
     for i, job in enumerate(jobs):
         groups.setdefault(job.grammar, []).append(i)
-    floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else decode_floor())
+
+    def padded(tokens: int) -> int:
+        length = shapes.bucket_length(tokens)
+        if length is None:
+            longest = shapes.prompt_lengths[-1]
+            raise ValueError(f"a prompt of {tokens} tokens exceeds {longest}")
+        return length
+
+    on_cpu = target_platform() == "cpu"
+    floor = MIN_DECODE_ROWS_CPU if on_cpu else MIN_DECODE_ROWS_ACCELERATOR
+    floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else floor)
     chunks: list[Chunk] = []
     for key in sorted(groups):
         limit = max(jobs[i].limit for i in groups[key])
         draws = draws_by_prompt(jobs, groups[key])
-        prompts = [(_padded(jobs[prompt[0][0]], shapes), prompt) for prompt in draws]
+        prompts = [(padded(len(jobs[prompt[0][0]].ids)), prompt) for prompt in draws]
         prompts.sort(key=lambda prompt: prompt[0])
         chunks += _cheapest(prompts, limit, width, shapes, devices, floor)
     return chunks
-
-
-def _padded(job: SamplingJob, shapes: Shapes) -> int:
-    """Returns the padded length of a prompt."""
-    length = shapes.bucket_length(len(job.ids))
-    if length is None:
-        longest = shapes.prompt_lengths[-1]
-        raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
-    return length
 
 
 def draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
@@ -138,11 +138,6 @@ def _cheapest(
     return min(options)[2]
 
 
-def decode_floor() -> int:
-    """Returns the number of tokens per device below which a program is not faster."""
-    return MIN_DECODE_ROWS.get(target_platform(), MIN_DECODE_ROWS_ACCELERATOR)
-
-
 def divide(
     lengths: Sequence[int], costs: Mapping[int, Mapping[int, int]]
 ) -> tuple[int, list[tuple[int, int, int]]]:
@@ -187,7 +182,12 @@ def pad_prompts(
       copies: jobs per prompt, padding included.
       automaton: of the action regex of the jobs, on the host; None without one.
     """
-    seed_BW, sibling_BW = _row_keys(prompts, batch, copies, width)
+    # The seed and the sibling number of each row; siblings are -1 on padding.
+    seed_BC = np.zeros((batch, copies), np.uint32)
+    sibling_BCW = np.full((batch, copies, width), -1, np.int32)
+    for row, jobs in enumerate(prompts):
+        seed_BC[row, : len(jobs)] = [job.seed for job in jobs]
+        sibling_BCW[row, : len(jobs)] = np.arange(width)
 
     def column(values: Callable[[SamplingJob], Any], dtype: Any) -> np.ndarray:
         out = np.zeros(batch, dtype)
@@ -196,8 +196,8 @@ def pad_prompts(
 
     return Prompts(
         length_B=column(lambda j: len(j.ids), np.int32),
-        seed_BW=seed_BW,
-        sibling_BW=sibling_BW,
+        seed_BW=np.repeat(seed_BC, width, axis=1),
+        sibling_BW=sibling_BCW.reshape(batch, -1),
         temperature_B=column(lambda j: j.temperature, np.float32),
         top_p_B=column(lambda j: j.top_p, np.float32),
         limit_B=column(lambda j: j.limit, np.int32),
@@ -215,17 +215,6 @@ def pad_ids(prompts: Sequence[Any], batch: int, length: int) -> np.ndarray:
     return ids_BL
 
 
-def _row_keys(
-    prompts: Sequence[Sequence[SamplingJob]], batch: int, copies: int, width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the seed and the sibling number of each row, `[B, W]`; siblings are -1 on padding."""
-    seeds, siblings = np.zeros((batch, copies), np.uint32), np.full((batch, copies, width), -1)
-    for row, jobs in enumerate(prompts):
-        seeds[row, : len(jobs)] = [job.seed for job in jobs]
-        siblings[row, : len(jobs)] = np.arange(width)
-    return np.repeat(seeds, width, axis=1), siblings.reshape(batch, -1).astype(np.int32)
-
-
 def first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:
     """The state after the part of the action that the prompt ends with.
 
@@ -239,14 +228,7 @@ def first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:
 def make_grammar(
     tokenizer: ChatTokenizer, job: SamplingJob, automaton: TokenAutomaton | None, mesh: Mesh | None
 ) -> Grammar:
-    """Returns the grammar of a job on the devices.
-
-    Args:
-      tokenizer: supplies masks and stop ids.
-      job: any job of the batch.
-      automaton: of its action regex, on the host.
-      mesh: the devices.
-    """
+    """Returns the grammar of the jobs of a batch, of which any is given, on the devices."""
     allowed_V = tokenizer.allowed_tokens(job.allowed_token_regex)
     stop_SV = tokenizer.stop_transitions(job.stop_strings)
     return Grammar(

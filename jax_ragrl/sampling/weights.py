@@ -7,7 +7,6 @@ per token, so without this copy they would be cast and gathered for every token.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +49,10 @@ def for_sampling(
     forms: dict[int, Form] = {}
     for name, split in splits.items():
         for path, x in jax.tree_util.tree_leaves_with_path(split.params):
-            form = _form(path, x, decoders[name].config.dtype)
-            if id(x) in copied_ids or not _has_form(x, form):
+            dtype = compute_dtype_of(path, x, decoders[name].config.dtype)
+            form = dtype, without_batch_sharding(x.sharding)
+            has_form = x.dtype == form[0] and x.sharding.is_equivalent_to(form[1], x.ndim)
+            if id(x) in copied_ids or not has_form:
                 arrays[id(x)], forms[id(x)] = x, form
     copies = dict(zip(arrays, _cast_all([*arrays.values()], [*forms.values()]), strict=True))
 
@@ -70,14 +71,6 @@ def without_fsdp(model: SplitModel) -> SplitModel:
 
     whole_model: SplitModel = jax.tree.map(whole, model)
     return whole_model
-
-
-def _form(path: Any, x: Array, compute: str) -> Form:
-    return compute_dtype_of(path, x, compute), without_batch_sharding(x.sharding)
-
-
-def _has_form(x: Array, form: Form) -> bool:
-    return x.dtype == form[0] and x.sharding.is_equivalent_to(form[1], x.ndim)
 
 
 def _cast_all(arrays: list[Array], forms: list[Form]) -> list[Array]:
