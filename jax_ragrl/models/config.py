@@ -67,7 +67,6 @@ class DecoderConfig:
       param_dtype: the storage dtype.
       remat: activations that the backward pass recomputes: `none`, `full`, or `dots`, all except
         matmuls with weights and attention kernels.
-      scan_unroll: layers per step of the layer scan.
       attention_impl: see `models/attention.py`.
       num_tokens: ids that the tokenizer has; the rows after them are padding, which is neither
         sampled nor part of a probability. 0: all rows are tokens.
@@ -92,7 +91,6 @@ class DecoderConfig:
     dtype: str = "float32"
     param_dtype: str = "float32"
     remat: str = "none"
-    scan_unroll: Count = 1
     attention_impl: str = "auto"
     num_tokens: Natural = 0
 

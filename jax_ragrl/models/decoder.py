@@ -236,10 +236,9 @@ def _scan_layers(
         return x_BLD, new
 
     if c.remat != "none":
-        # XLA cannot merge recomputation across the steps of a rolled scan; if layers are unrolled,
-        # only barriers prevent it.
-        step = jax.checkpoint(step, prevent_cse=c.scan_unroll > 1, policy=REMAT[c.remat])
-    x_BLD, new = jax.lax.scan(step, x_BLD, (layers, is_sliding), unroll=c.scan_unroll)
+        # XLA cannot merge recomputation across the steps of a scan.
+        step = jax.checkpoint(step, prevent_cse=False, policy=REMAT[c.remat])
+    x_BLD, new = jax.lax.scan(step, x_BLD, (layers, is_sliding))
     if new is None:
         return x_BLD, None
     k, v = (unpack(x, x_BLD.dtype) for x in new)

@@ -217,5 +217,6 @@ def test_bfloat16_loading_rounds_and_computes_in_bfloat16():
     assert decoder.embed[...].dtype == "bfloat16"
     golden = np.load(GOLDEN / "qwen3" / "reference.npz")
     logits = decoding.logits(decoder, golden["ids"], golden["mask"])
+    assert logits.dtype == np.float32
     error = np.abs(logits - golden["logits"])[golden["mask"]]
     assert np.mean(error) < 0.05 * np.std(golden["logits"])
