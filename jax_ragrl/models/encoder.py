@@ -31,7 +31,6 @@ from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.module_weights import leaf_name, load_module
 from jax_ragrl.models.pooling import Dense, SentenceModel
 from jax_ragrl.models.sentence_files import (
-    Prefixes,
     Settings,
     dense_spec,
     model_prefixes,
@@ -336,18 +335,19 @@ def _with_prefixes(
     settings: Settings, source: str, query_prefix: str | None, passage_prefix: str | None
 ) -> Settings:
     """Returns settings with the prefixes of the call; for None, the prefix of the model."""
-    own = Prefixes(settings.query_prefix, settings.passage_prefix)
     model = model_prefixes(settings, source)
     query = model.query if query_prefix is None else query_prefix
     passage = model.passage if passage_prefix is None else passage_prefix
-    if model != own and None in (query_prefix, passage_prefix):
+    new = dataclasses.replace(settings, query_prefix=query, passage_prefix=passage)
+    is_known = model != (settings.query_prefix, settings.passage_prefix)
+    if is_known and None in (query_prefix, passage_prefix):
         warnings.warn(
             f"the files of {source} name no prefixes: its model card asks for {model.query!r} "
             f"before queries and {model.passage!r} before passages. This call uses {query!r} and "
             f"{passage!r}: give both prefixes to replace them",
             stacklevel=3,
         )
-    return dataclasses.replace(settings, query_prefix=query, passage_prefix=passage)
+    return new
 
 
 def _load_dense(folder: pathlib.Path) -> Dense:

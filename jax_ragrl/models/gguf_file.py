@@ -90,16 +90,26 @@ def convert(path: Path) -> Path:
         quantization or tokenizer is not supported, or the disk is full.
     """
     folder = cache_folder() / "gguf" / _key(path)
-    if not folder.is_dir():
-        try:
-            _write_atomically(GGUF(path), folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UserError(
-                f"no space left to convert {path} in {folder.parent}: free some, or set "
-                f"{VARIABLE} to another folder"
-            ) from error
+    if folder.is_dir():
+        return folder
+    file = GGUF(path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with draft_folder(folder.parent, "partial-") as draft:
+            file.write(draft)
+            try:
+                draft.rename(folder)
+            except OSError:
+                # A folder with files in it is not replaced: another process has finished first.
+                if not folder.is_dir():
+                    raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"no space left to convert {path} in {folder.parent}: free some, or set {VARIABLE} to "
+            "another folder"
+        ) from error
     return folder
 
 
@@ -121,18 +131,6 @@ def _key(path: Path) -> str:
         file.seek(max(0, status.st_size - SAMPLE))
         digest.update(file.read())
     return f"{path.stem}-{digest.hexdigest()[:16]}"
-
-
-def _write_atomically(file: GGUF, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with draft_folder(folder.parent, "partial-") as draft:
-        file.write(draft)
-        try:
-            draft.rename(folder)
-        except OSError:
-            # A folder with files in it is not replaced: another process has finished first.
-            if not folder.is_dir():
-                raise
 
 
 class GGUF:
@@ -275,11 +273,8 @@ class GGUF:
         if ROPE_FACTORS in self.tensors:
             factors = np.asarray(self.tensors[ROPE_FACTORS].data, np.float64)
             return llama3_scaling(factors, head_dim, theta)
-        scaling = {
-            name.removeprefix(ROPE_SCALING): value
-            for name, value in values.items()
-            if name.startswith(ROPE_SCALING)
-        }
+        names = [name for name in values if name.startswith(ROPE_SCALING)]
+        scaling = {name.removeprefix(ROPE_SCALING): values[name] for name in names}
         kind, _ = scaling.pop("type", "none"), scaling.pop("finetuned", None)
         if kind == "none":
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +64,11 @@ def write_file(path: Path, entries: Sequence[Entry]) -> None:
 
 def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -> None:
     """Writes `model.safetensors`, or several shards and an index if one would be too large."""
-    shards = _group(entries, max_shard_bytes)
+    shards: list[list[Entry]] = [[]]
+    for e in entries:
+        if shards[-1] and sum(x.nbytes for x in [*shards[-1], e]) > max_shard_bytes:
+            shards.append([])
+        shards[-1].append(e)
     if len(shards) == 1:
         write_file(folder / SINGLE, shards[0])
         return
@@ -78,18 +82,6 @@ def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _group(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:
-    shards: list[list[Entry]] = [[]]
-    size = 0
-    for e in entries:
-        if shards[-1] and size + e.nbytes > max_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(e)
-        size += e.nbytes
-    return shards
-
-
 def locate(folder: Path) -> dict[str, Path]:
     """The file of every tensor of a checkpoint folder, single-file or sharded.
 
@@ -97,24 +89,19 @@ def locate(folder: Path) -> dict[str, Path]:
       UserError: there is no safetensors file, or a shard that the index names is missing.
     """
     if (folder / INDEX).is_file():
-        return _indexed(folder)
+        weight_map = weight_map_of(folder / INDEX)
+        if missing := sorted({f for f in weight_map.values() if not (folder / f).is_file()}):
+            raise UserError(
+                f"{folder} lacks {missing[0]}, one of {len(missing)} files its index names: "
+                "download or copy it again"
+            )
+        return {name: folder / f for name, f in weight_map.items()}
     if (folder / SINGLE).is_file():
         return {name: folder / SINGLE for name in shapes_of(folder / SINGLE)}
     raise UserError(
         f"{folder} has neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
         "(convert a pytorch_model.bin with Transformers' save_pretrained)"
     )
-
-
-def _indexed(folder: Path) -> dict[str, Path]:
-    weight_map = weight_map_of(folder / INDEX)
-    missing = sorted({f for f in weight_map.values() if not (folder / f).is_file()})
-    if missing:
-        raise UserError(
-            f"{folder} lacks {missing[0]}, one of {len(missing)} files its index names: "
-            "download or copy it again"
-        )
-    return {name: folder / f for name, f in weight_map.items()}
 
 
 def weight_map_of(index: Path) -> dict[str, str]:

@@ -32,12 +32,10 @@ class SplitModel:
 
     @classmethod
     def from_model(cls, model: nnx.Module, trained_filter: Any = nnx.Param) -> SplitModel:
-        """Splits a module without copying an array.
+        """Splits a module, which shares its arrays with the result.
 
-        Args:
-          model: the module; it stays usable and shares its arrays with the result.
-          trained_filter: an NNX filter of the variables in `params`: `nnx.Param` for all parameters
-            (adapters included), `nnx.LoRAParam` for an adapter alone.
+        The NNX filter says which variables are in `params`: `nnx.Param` for all parameters
+        (adapters included), `nnx.LoRAParam` for an adapter alone.
         """
         # `...` collects the rest, so an empty `frozen` and a filled one merge the same way.
         return cls(*nnx.split(model, trained_filter, ...))
