@@ -112,9 +112,6 @@ class Backbone:
 def read_backbone(fields: dict[str, Any]) -> Backbone:
     """Returns the transformer that a `config.json` describes.
 
-    Args:
-      fields: the parsed file.
-
     Raises:
       UserError: another kind of model, or a field that is not supported.
     """

@@ -32,17 +32,10 @@ Residuals = tuple[Array, Array, Array, Array, Array, Array]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def blockwise(q_BLKGF: Array, k_BLKF: Array, v_BLKF: Array, mask_BLL: Array, size: int) -> Array:
-    """Returns `softmax(q k / sqrt(F)) v` under a mask.
+    """Returns `softmax(q k / sqrt(F)) v` under a mask, in the shape and dtype of the queries.
 
-    Args:
-      q_BLKGF: queries, G per key-value head.
-      k_BLKF: keys.
-      v_BLKF: values.
-      mask_BLL: bool; it hides every later key and shows each query at least itself.
-      size: the side of a block; it divides L.
-
-    Returns:
-      An array of the shape and dtype of `q_BLKGF`.
+    The bool mask hides every later key and shows each query at least itself. G queries share a
+    key-value head; `size` is the side of a block and divides L.
     """
     return _forward(q_BLKGF, k_BLKF, v_BLKF, mask_BLL, size)[0]
 

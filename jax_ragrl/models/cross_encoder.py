@@ -60,23 +60,14 @@ class HeadSpec:
 
 
 def read_head(backbone: Backbone, fields: dict[str, Any]) -> HeadSpec:
-    """Returns the head of a sequence-classification model.
-
-    Args:
-      backbone: its transformer.
-      fields: its parsed `config.json`.
-
-    Raises:
-      UserError: more labels than one.
-    """
+    """Returns the head in a `config.json`; raises `UserError` if it has several labels."""
     # Transformers' default is two labels.
     labels = fields.get("num_labels") or len(fields.get("id2label") or "01")
     if labels != 1:
         raise UserError(
             f"config.json describes {labels} labels, but a cross-encoder has one score: {FORMS}"
         )
-    if isinstance(backbone.config, ModernBertConfig):
-        c = backbone.config
+    if isinstance(c := backbone.config, ModernBertConfig):
         return HeadSpec(
             fields.get("classifier_pooling", "cls"),
             fields.get("classifier_activation", "gelu"),
@@ -103,13 +94,7 @@ class ScoreModel(nnx.Module):
         self.score = nnx.Linear(width, 1, rngs=rngs)
 
     def __call__(self, ids_BL: Array, mask_BL: Array, types_BL: Array) -> Array:
-        """Returns the logits of pairs, float32 `[B]`.
-
-        Args:
-          ids_BL: int32 token ids, padded on the right.
-          mask_BL: bool, False at padding.
-          types_BL: int32, 1 for the passage's tokens if the model distinguishes them.
-        """
+        """Returns the logits of pairs, float32 `[B]`; arguments as in `bert.Bert`."""
         pool = mean_pool if self.spec.pooling == "mean" else first_pool
         pooled_BD = self.dense(pool(self.backbone(ids_BL, mask_BL, types_BL), mask_BL))
         pooled_BD = HEAD_ACTIVATIONS[self.spec.activation](pooled_BD)

@@ -13,10 +13,7 @@ from jax_ragrl.models.decoder import Decoder
 
 
 class ValueHead(nnx.Module):
-    """A linear map from hidden states `[..., D]` to values `[...]`, float32.
-
-    Its parameters start at zero: an untrained critic predicts zero, and advantages are returns.
-    """
+    """A linear map from hidden states `[..., D]` to values `[...]`, float32; zero at first."""
 
     def __init__(self, width: int):
         self.kernel = nnx.Param(jnp.zeros((width,), jnp.float32))

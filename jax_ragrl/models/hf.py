@@ -317,11 +317,8 @@ def write_checkpoint(
 ) -> Path:
     """Writes the folder of `save_decoder`, fetching one parameter at a time.
 
-    Args:
-      config: the decoder's shape.
-      raw: the fields of `config.json`.
-      parameter: returns a parameter by its name and layer, or layer None for one of the model.
-      folder, dtype, tokenizer_folder, max_shard_bytes: as in `save_decoder`.
+    `raw` are the fields of `config.json`; `parameter` returns a parameter by its name and layer,
+    or layer None for one of the model.
     """
 
     def entry(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:

@@ -28,9 +28,7 @@ def load_module(
     stored_name: Callable[[Path], str],
     canonical: Callable[[str], str] = str,
 ) -> Module:
-    """Returns a module with the float32 weights of a folder.
-
-    The host never holds a second copy of the model.
+    """Returns a module with the float32 weights of a folder; the host holds no second copy.
 
     Args:
       make: constructs the module; it is only traced, because its initial weights are not needed.

@@ -20,9 +20,8 @@ def mean_pool(hidden_BLD: Array, mask_BL: Array) -> Array:
     return total_BD / jnp.maximum(jnp.sum(mask_BL, axis=1, dtype=jnp.float32), 1.0)[:, None]
 
 
-def first_pool(hidden_BLD: Array, mask_BL: Array) -> Array:
+def first_pool(hidden_BLD: Array, _: Array) -> Array:
     """Returns the first token's hidden state, float32 `[B, D]`."""
-    del mask_BL
     return hidden_BLD[:, 0].astype(jnp.float32)
 
 
