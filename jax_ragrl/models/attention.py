@@ -2,8 +2,8 @@
 
 `attention` chooses among three implementations, all exact:
 
-  cudnn      NVIDIA GPU, half precision, long rows    `jax.nn.dot_product_attention`
-  blockwise  CPU: skips pairs of blocks that are masked `models/blockwise.py`
+  cudnn      NVIDIA GPU, half precision, long rows         `jax.nn.dot_product_attention`
+  blockwise  CPU: skips pairs of blocks that are masked    `models/blockwise.py`
   xla        everything else: in blocks of queries
 
 Rows that are being decoded have an attention of their own, see `models/prefix_attention.py`.

@@ -219,8 +219,9 @@ def _for_layers(
         assert cache is not None and cache.prefix is not None, "the counts are of two parts"
         slots = cache.prefix.k[0].shape[2], cache.k[0].shape[2]
         return visibility if uses_decode_kernel(config, *slots) else visibility.mask(*slots)
-    is_places = visibility is not None and visibility.ndim == 2
-    return visible_until_mask(visibility) if is_places else visibility
+    if visibility is not None and visibility.ndim == 2:
+        return visible_until_mask(visibility)
+    return visibility
 
 
 def _scan_layers(

@@ -110,20 +110,23 @@ class TextEncoder:
         return rows
 
     def _embed(self, rows: Sequence[Sequence[int]]) -> Array:
-        batch = pad_rows(rows, self.backbone.pad_id, self.settings.max_length, **self._batching())
+        devices, free = self._devices_and_free_tokens()
+        pad_id, longest = self.backbone.pad_id, self.settings.max_length
+        batch = pad_rows(rows, pad_id, longest, devices=devices, free=free)
         ids_RL, mask_RL = shard_batch((batch.ids, batch.mask), self._mesh)
         with mesh_context(self._mesh):
             return embed_tokens(self._graph, self._state, ids_RL, mask_RL)
 
-    def _batching(self) -> dict[str, int]:
+    def _devices_and_free_tokens(self) -> tuple[int, int]:
         free = free_tokens(count_elements(self._state), self._mesh)
-        return {"devices": data_parallel_size(self._mesh), "free": free}
+        return data_parallel_size(self._mesh), free
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of texts without a prefix, float32 `[N, D]`."""
         ids = self.tokenize(texts)
         vectors_ND = np.zeros((len(texts), self.dimension), np.float32)
-        batches = list(length_batches([len(row) for row in ids], **self._batching()))
+        devices, free = self._devices_and_free_tokens()
+        batches = list(length_batches([len(row) for row in ids], devices=devices, free=free))
         # All batches are queued before the first is fetched: the devices never wait for the host.
         outputs = [self._embed([ids[n] for n in batch]) for batch in batches]
         for batch, batch_RD in zip(batches, outputs, strict=True):

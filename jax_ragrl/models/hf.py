@@ -156,8 +156,8 @@ def load_decoder(
         unexpected or of another shape.
     """
     folder = Path(folder)
-    dtypes = {"dtype": dtype, "param_dtype": param_dtype or dtype}
-    config = dataclasses.replace(hf_config.from_hf(read_config(folder)), **dtypes)
+    config = hf_config.from_hf(read_config(folder))
+    config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype)
     if not head:
         # A tied decoder has no tensor for its head, so none is read.
         config = dataclasses.replace(config, tie_embeddings=True)
@@ -321,12 +321,12 @@ def write_checkpoint(
     or layer None for one of the model.
     """
 
-    def entry(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:
+    def entry_of(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:
         return safetensors_io.Entry(
             stored, layout.stored_shape, dtype, lambda: layout.to_stored(parameter(name, layer))
         )
 
-    entries = [entry(*row) for row in stored_tensors(config)]
+    entries = [entry_of(*row) for row in stored_tensors(config)]
     folder = check_new(folder)
     if jax.process_index() != 0:
         # Fetching is a collective: every host takes part, and only the first one writes.
