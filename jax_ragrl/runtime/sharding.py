@@ -254,8 +254,23 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not set(MESH_AXES) <= set(mesh.axis_names) or mesh.size == 1:
         return x
-    rules = Rules(uneven=tuple(a for a in logical_axes if a))
+    rules = _hint_rules(logical_axes)
     return jax.lax.with_sharding_constraint(x, to_spec(logical_axes, x.shape, mesh, rules))
+
+
+def hinted_sharding(logical_axes: LogicalAxes, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+    """Returns the sharding that `constrain` gives to an array.
+
+    Args:
+      logical_axes: the name of each dimension.
+      shape: the size of each dimension.
+      mesh: the mesh that is set.
+    """
+    return to_sharding(logical_axes, shape, mesh, _hint_rules(logical_axes))
+
+
+def _hint_rules(logical_axes: LogicalAxes) -> Rules:
+    return Rules(uneven=tuple(a for a in logical_axes if a))
 
 
 def on_each_device(
@@ -414,6 +429,29 @@ def replicate_like(x: Any, placed: jax.Array) -> jax.Array:
     """Places a small host array whole on every device that holds the array `placed`."""
     mesh = mesh_of(placed)
     return jax.device_put(x, placed.sharding) if mesh is None else replicate(x, mesh)
+
+
+def sharding_of_results(arguments: Any) -> Sharding | None:
+    """Returns the sharding that a program on one device gives to its results.
+
+    None if no argument is committed to the device: the results are not committed either, and to a
+    later program they have no sharding.
+
+    Args:
+      arguments: a tree with the arrays that the program takes.
+    """
+    return next((x.sharding for x in jax.tree.leaves(arguments) if x.committed), None)
+
+
+def commit_like(tree: Any, arguments: Any) -> Any:
+    """Commits arrays to their devices, without a copy, if an array of `arguments` is committed.
+
+    A program that takes both commits its results. Results that are arguments of the next call would
+    be uncommitted in the first call alone, and another program would be compiled for it.
+    """
+    if sharding_of_results(arguments) is None:
+        return tree
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding), tree)
 
 
 def to_host(tree: Any) -> Any:
