@@ -1,6 +1,6 @@
 """Replays a tape of ragged, multi-turn, branching work, and counts what the sampler does.
 
-    python docs/lab/tape.py [--conversations N] [--new TOKENS]
+    python docs/lab/tape.py [--conversations N] [--new TOKENS] [--kept-contexts N]
 
 The tape fixes the conversations: their instructions, questions, turns, observations and branches.
 The replies come from a small policy with random weights that ends a reply at random, so their
@@ -9,7 +9,7 @@ lengths differ as geometric numbers do, and branches of a turn end at unequal ti
 The result is counters, which do not depend on the machine:
   - row-steps per useful token: 1 if no decode step of a row is wasted;
   - prefilled tokens per distinct token: the tokens that were run as prompts, padding included, per
-    token of the trie of all contexts.
+    token of the trie of all contexts. Below 1 if replies are not run again in the next prompt.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ class TapeWork:
     Fields:
       conversations: how many conversations of the tape are replayed; 0: all.
       new: maximum of new tokens per reply.
+      kept_contexts: as in `Shapes`.
     """
 
     conversations: int = 0
     new: int = 512
+    kept_contexts: int = 64
 
     def shapes(self) -> Shapes:
         """The static shapes of the sampler."""
@@ -70,6 +72,7 @@ class TapeWork:
             batch_sizes=(1, 4, 16, 64),
             max_new_tokens=self.new,
             max_prompt_tokens=32768,
+            kept_contexts=self.kept_contexts,
         )
 
 

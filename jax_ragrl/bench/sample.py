@@ -45,6 +45,7 @@ class SampleWork:
     batch: int = 64
     turns: int = 1
     observation: int = 256
+    kept_contexts: int = 0
     dtype: str = "bfloat16"
     attention: str = "auto"
     repeats: int = 3
@@ -99,6 +100,7 @@ class SampleWork:
             batch_sizes=tuple(sorted(sizes)),
             max_new_tokens=self.new,
             max_prompt_tokens=self.batch * lengths[-1],
+            kept_contexts=self.kept_contexts,
         )
 
 

@@ -209,7 +209,7 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
     # As `load_llm`: replies may be longer than the actions of policies.
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
-    shapes = dataclasses.replace(shapes, max_new_tokens=limit)
+    shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
     facts = count_sampling(shapes, config, mesh, rules=SAMPLING_RULES)
     return {
         "weight_bytes": weights,

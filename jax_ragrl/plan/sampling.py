@@ -23,6 +23,7 @@ from jax_ragrl.plan.abstract_arrays import (
 from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.traffic import loop_traffic
 from jax_ragrl.runtime.sharding import Rules, data_parallel_size
+from jax_ragrl.sampling.contexts import PAGE, page_count
 from jax_ragrl.sampling.decode import Grammar, Prompts, decode, start_decode
 from jax_ragrl.sampling.sampler import Shapes
 
@@ -52,7 +53,7 @@ def count_sampling(
 
     Returns:
       `prompts` ([prompts, length]), `width`, `prefill_tokens` (of the program that is counted),
-      `temporary_bytes`, `begun_bytes` (a batch that has only started),
+      `temporary_bytes`, `begun_bytes` (a batch that has only started, and kept contexts),
       `compile_s`, and per device the operations and the traffic of the `prefill` and of a
       `decode_step` with a full cache.
     """
@@ -66,6 +67,10 @@ def count_sampling(
     count = shapes.max_batch_size(length, devices)
     prompts = _abstract_prompts(count, width, mesh)
     facts = _decode_facts(shapes, model, prompts, length, mesh, nucleus)
+    if devices == 1:
+        tokens = PAGE * page_count(shapes.kept_contexts * shapes.longest)
+        numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        facts["begun_bytes"] += tokens * numbers * jnp.dtype(config.dtype).itemsize
     share = count / mesh.size  # a tensor axis splits the operations of its prompts
     # The last token attends to a full cache, so no step costs more.
     keys = length + shapes.max_new_tokens

@@ -17,6 +17,7 @@ from jax_ragrl.plan.ceilings import Ceilings, time_at_least
 from jax_ragrl.plan.operations import gradient_flops, score_flops
 from jax_ragrl.plan.policies import PlannedPolicy
 from jax_ragrl.runtime.sharding import data_parallel_size
+from jax_ragrl.sampling.grouping import rest_lengths
 from jax_ragrl.sampling.sampler import Shapes
 
 
@@ -109,8 +110,10 @@ def count_programs(
     # Batches are cut into equal shards, so the number of devices determines their sizes.
     devices = data_parallel_size(mesh)
     cache_sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
+    keeps = shapes.kept_contexts > 0 and devices == 1
     sampler = sum(
-        len(shapes.batch_sizes_for(length, devices, copies)) * (cache_sizes + 1)
+        len(shapes.batch_sizes_for(length, devices, copies))
+        * (cache_sizes + (len(rest_lengths(length)) if keeps else 1))
         for length in shapes.prompt_lengths
         for copies in shapes.copies_up_to(rollouts)
     )

@@ -248,7 +248,8 @@ def load_llm(
         # Replies of a frozen model may be longer than the actions of a policy. A cache is only as
         # long as the limits of its requests, so this costs nothing.
         limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
-        shapes = dataclasses.replace(shapes, max_new_tokens=limit)
+        # Requests to a frozen model continue no conversation.
+        shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
         model, thinks = without_fsdp(SplitModel.from_model(decoder)), llm.thinking == "on"
         return LocalLLM(model, tokenizer, shapes, f"local {llm.model}", thinking=thinks)
     # Checked last: every other kind works on any data.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ from jax_ragrl.sampling.decode import (
     decode,
     start_decode,
 )
+from jax_ragrl.sampling.pages import ContextCache, KeptPrefix
 
 # The numbers of some prompts of a batch, and the samples of their rows, on the host.
 PartialSamples = tuple[np.ndarray, Samples]
@@ -54,18 +55,23 @@ class PromptBatch:
     Fields:
       model: a split decoder, on the devices.
       prompts: the padded prompts, on the host.
-      ids_BL: int32, their tokens, on the host.
+      ids_BL: int32, their tokens that have to be run, on the host.
+      length: the padded length of the prompts in tokens.
       grammar: the constraints of all rows, on the devices.
       slots: the sizes of the cache, ascending, in new tokens.
       sizes: the batch sizes that it may shrink to, in prompts per device.
       use_top_p, stride: as in `decode`.
       mesh: the mesh of the model; None without one.
       counters: counts the work.
+      contexts: keeps the contexts of the batch; None: none are kept.
+      tokens: with `contexts`, the int32 tokens of each prompt.
+      matches: the pages of each prompt that `contexts` has; None: all tokens are run.
     """
 
     model: SplitModel
     prompts: Prompts
     ids_BL: np.ndarray
+    length: int
     grammar: Grammar
     slots: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -73,6 +79,9 @@ class PromptBatch:
     stride: int
     mesh: Mesh | None
     counters: SamplingCounters = dataclasses.field(default_factory=SamplingCounters)
+    contexts: ContextCache | None = None
+    tokens: Sequence[np.ndarray] = ()
+    matches: Sequence[Sequence[int]] | None = None
 
     @property
     def width(self) -> int:
@@ -93,11 +102,14 @@ class PromptBatch:
         prompts, ids_BL = shard_batch(host, self.mesh)
         self.counters.add_prefill(*self.ids_BL.shape)
         size = f"{self.ids_BL.shape[0]} x {self.ids_BL.shape[1]}"
-        name = f"prefill {size}, width {self.width} + {self.slots[0]}"
+        kept = "" if self.matches is None else " after kept tokens"
+        name = f"prefill {size}{kept}, width {self.width} + {self.slots[0]}"
         with mesh_context(self.mesh), report_compiling(name):
-            state, prefix = start_decode(self.model, prompts, ids_BL, slots=self.slots[0])
+            state, prefix = start_decode(
+                self.model, prompts, ids_BL, self._kept(), slots=self.slots[0]
+            )
         state = self._decode(prompts, state, prefix)
-        if self.is_one_program:
+        if self.is_one_program and self.contexts is None:
             # The caches can be freed when the program has ended.
             prefix = prefix._replace(k=(), v=())
             state = state._replace(cache=prefix)
@@ -121,7 +133,19 @@ class PromptBatch:
             size = 0 if is_last else self._smallest_size(live_WN)
             keep_WN = np.argsort(~live_WN, axis=1, kind="stable")[:, :size].astype(np.int32)
             if size < live_WN.shape[1]:
-                parts.append((numbers, to_host(state.samples())))
+                samples = to_host(state.samples())
+                parts.append((numbers, samples))
+                if self.contexts is not None:
+                    leaving = np.setdiff1d(np.arange(len(numbers)), keep_WN.ravel()).tolist()
+                    real = [b for b in leaving if numbers[b] < len(self.tokens)]
+                    self.contexts.keep(
+                        {b: self.tokens[numbers[b]] for b in real},
+                        samples.ids_BT,
+                        samples.count_B,
+                        prompts.length_B,
+                        prefix,
+                        state.cache,
+                    )
                 if is_last:
                     return parts
                 numbers = np.take_along_axis(numbers.reshape(live_WN.shape), keep_WN, 1).ravel()
@@ -152,6 +176,11 @@ class PromptBatch:
                 use_top_p=self.use_top_p,
                 stride=self.stride,
             )
+
+    def _kept(self) -> KeptPrefix | None:
+        if self.contexts is None or self.matches is None:
+            return None
+        return self.contexts.prefix(self.matches, len(self.ids_BL), self.length)
 
     def _smallest_size(self, live_WN: np.ndarray) -> int:
         """Returns the smallest batch size, in prompts per device, that holds all live prompts.

@@ -1,8 +1,8 @@
 """Jitted decoding: prompts are prefilled once, siblings share the prompt's cache, no host sync.
 
 Two programs:
-  - `start_decode` runs every prompt once and returns its keys and values (the prefix cache) and its
-    rows, which all read that prefix cache;
+  - `start_decode` runs every prompt once, from the first token on that is not kept, and returns its
+    keys and values (the prefix cache) and its rows, which all read that prefix cache;
   - `decode` repeats `_decode_step`, one token per row, until the cache is full, every row is done,
     or so few prompts are live that a smaller batch is cheaper (`sampling/batches.py` decides).
 
@@ -29,6 +29,7 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import constrain, target_platform
 from jax_ragrl.sampling.grammar import allowed_tokens, next_states, removed_mass
+from jax_ragrl.sampling.pages import KeptPrefix
 from jax_ragrl.text.automaton import TokenAutomaton
 from jax_ragrl.types import Tensor
 
@@ -146,14 +147,21 @@ class Grammar(NamedTuple):
 @in_order
 @functools.partial(jax.jit, static_argnames=("slots",))
 def start_decode(
-    model: SplitModel, prompts: Prompts, ids_BL: Array, *, slots: int
+    model: SplitModel,
+    prompts: Prompts,
+    ids_BL: Array,
+    kept: KeptPrefix | None = None,
+    *,
+    slots: int,
 ) -> tuple[DecodeState, KVCache]:
     """Runs prompts, each once for all of its rows.
 
     Args:
       model: a split `Decoder`.
       prompts: the batch; rows of padding are done from the start.
-      ids_BL: int32 tokens of the prompts, padded on the right.
+      ids_BL: int32 tokens of the prompts, padded on the right; with `kept` those that follow the
+        kept ones.
+      kept: the keys and values of the first tokens; None: every token is run.
       slots: new tokens that the cache holds.
 
     Returns:
@@ -162,10 +170,19 @@ def start_decode(
     decoder = model.merge()
     # 1. The hidden states of the tokens, and the keys and values of each prompt.
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1])[None], ids_BL.shape)
-    # Padding is on the right, so plain causal attention hides it without a mask.
-    hidden_BLD, prefix = decoder(ids_BL, positions_BL, None, return_cache=True)
+    last_B = prompts.length_B - 1
+    if kept is None:
+        # Padding is on the right, so plain causal attention hides it without a mask.
+        hidden_BLD, prefix = decoder(ids_BL, positions_BL, None, return_cache=True)
+    else:
+        positions_BL = positions_BL + kept.length_B[:, None]
+        key_BS = jnp.broadcast_to(jnp.arange(kept.size)[None], (len(ids_BL), kept.size))
+        mask_BLS = key_BS[:, None, :] <= positions_BL[:, :, None]
+        place = kept.cache(), kept.length_B, key_BS
+        hidden_BLD, prefix = decoder(ids_BL, positions_BL, mask_BLS, *place)
+        last_B = last_B - kept.length_B
     # 2. The logits after the last token.
-    last_B11 = jnp.maximum(prompts.length_B - 1, 0)[:, None, None]
+    last_B11 = jnp.maximum(last_B, 0)[:, None, None]
     logits_BV = decoder.logits(jnp.take_along_axis(hidden_BLD, last_B11, axis=1)[:, 0])
     # 3. The rows.
     width, batch = prompts.sibling_BW.shape[1], prompts.sibling_BW.size

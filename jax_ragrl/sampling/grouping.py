@@ -13,6 +13,7 @@ row. A short prompt may take a place that would otherwise be empty in a batch of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 # second over the bytes per second of a device.
 MIN_DECODE_ROWS_CPU, MIN_DECODE_ROWS_ACCELERATOR = 16, 256
 MIN_DECODE_ROWS_SMALL = 2  # of a model whose weights stay in the cache of a core
+# Tokens to run after kept ones: this number, doubled, up to half of a prompt.
+SHORTEST_REST = 32
 
 Draw = tuple[int, ...]  # numbers of the jobs that get the same rows
 
@@ -41,12 +44,14 @@ class Chunk(NamedTuple):
       length: the padded length of the prompts in tokens.
       size: the number of prompts, padding included.
       copies: draws per prompt, padding included; a power of two.
+      rest: the padded length of the tokens that have to be run.
     """
 
     prompts: list[list[Draw]]
     length: int
     size: int
     copies: int
+    rest: int
 
 
 def batch_jobs(
@@ -56,6 +61,7 @@ def batch_jobs(
     devices: int = 1,
     *,
     is_small: bool = False,
+    kept: Callable[[Sequence[int]], int] | None = None,
 ) -> list[Chunk]:
     """Groups jobs that can share a batch: equal grammar and stop strings.
 
@@ -65,21 +71,15 @@ def batch_jobs(
       shapes: the static shapes to pad to.
       devices: the number of devices that share a batch.
       is_small: see `small_programs.uses_one_core`.
+      kept: returns the first tokens of a prompt that are kept; None: no prompt has any.
 
     Raises:
       ValueError: a prompt exceeds the longest prompt length.
     """
-    groups: dict[JobGrammar, list[int]] = {}
+    rests = [0 if kept is None else _rest(job, kept(job.ids), shapes) for job in jobs]
+    groups: dict[tuple[JobGrammar, int], list[int]] = {}
     for i, job in enumerate(jobs):
-        groups.setdefault(job.grammar, []).append(i)
-
-    def padded(tokens: int) -> int:
-        length = shapes.bucket_length(tokens)
-        if length is None:
-            longest = shapes.prompt_lengths[-1]
-            raise ValueError(f"a prompt of {tokens} tokens exceeds {longest}")
-        return length
-
+        groups.setdefault((job.grammar, rests[i]), []).append(i)
     on_cpu = target_platform() == "cpu"
     floor = MIN_DECODE_ROWS_CPU if on_cpu else MIN_DECODE_ROWS_ACCELERATOR
     floor = devices * (MIN_DECODE_ROWS_SMALL if is_small else floor)
@@ -87,10 +87,37 @@ def batch_jobs(
     for key in sorted(groups):
         limit = max(jobs[i].limit for i in groups[key])
         draws = draws_by_prompt(jobs, groups[key])
-        prompts = [(padded(len(jobs[prompt[0][0]].ids)), prompt) for prompt in draws]
+        prompts = [(_padded(jobs[prompt[0][0]], shapes), prompt) for prompt in draws]
         prompts.sort(key=lambda prompt: prompt[0])
-        chunks += _cheapest(prompts, limit, width, shapes, devices, floor)
+        parts = _cheapest(prompts, limit, width, shapes, devices, floor)
+        chunks += [chunk._replace(rest=key[1] or chunk.length) for chunk in parts]
     return chunks
+
+
+def _padded(job: SamplingJob, shapes: Shapes) -> int:
+    """Returns the padded length of a prompt."""
+    length = shapes.bucket_length(len(job.ids))
+    if length is None:
+        longest = shapes.prompt_lengths[-1]
+        raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
+    return length
+
+
+def _rest(job: SamplingJob, kept: int, shapes: Shapes) -> int:
+    """Returns the padded number of tokens to run after kept ones; 0 to run the whole prompt."""
+    lengths, rest = rest_lengths(_padded(job, shapes)), len(job.ids) - kept
+    return next(n for n in lengths if n >= rest or not n) if kept else 0
+
+
+def rest_lengths(length: int) -> list[int]:
+    """Returns the padded numbers of tokens to run after kept ones, ascending, then 0.
+
+    Args:
+      length: the padded length of the prompt, of which at most half is run: else all of it is, for
+        which kernels are faster.
+    """
+    powers = (SHORTEST_REST << i for i in itertools.count())
+    return [*itertools.takewhile(lambda n: n <= length // 2, powers), 0]
 
 
 def draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
@@ -131,7 +158,7 @@ def _cheapest(
         }
         cost, batches = divide(lengths, costs)
         chunks = [
-            Chunk([draws for _, draws in parts[start:end]], lengths[end - 1], size, copies)
+            Chunk([draws for _, draws in parts[start:end]], lengths[end - 1], size, copies, 0)
             for start, end, size in batches
         ]
         options.append((cost, copies, chunks))

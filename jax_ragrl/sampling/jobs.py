@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jax_ragrl.config.ranges import Count, Lengths
+from jax_ragrl.config.ranges import Count, Lengths, Natural
 from jax_ragrl.sampling.decode import CHECK_STRIDE
 
 FIRST_CACHE = 128  # new tokens that a cache holds at first
@@ -83,12 +83,21 @@ class Shapes:
       max_new_tokens: maximum of new tokens of any row.
       max_prompt_tokens: maximum of prompt tokens per device, padding included; the smallest batch
         is exempt.
+      kept_contexts: the room for contexts whose keys and values are kept from turn to turn, in
+        contexts of the largest length. Shorter contexts, and those that begin equally, take less of
+        it. 0, and if several devices share a batch: none are kept.
     """
 
     prompt_lengths: Lengths = PROMPT_LENGTHS
     batch_sizes: Lengths = (1, 4, 16, 64)
     max_new_tokens: Count = 64
     max_prompt_tokens: Count = 16384
+    kept_contexts: Natural = 0
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt with the longest reply."""
+        return self.prompt_lengths[-1] + self.max_new_tokens
 
     def coarse(self, free: int) -> Shapes:
         """Returns the shapes without those that save no time over the next larger one.

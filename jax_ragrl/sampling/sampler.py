@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.runtime.small_programs import start, uses_one_core
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
+from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Samples, check_stride
 from jax_ragrl.sampling.grouping import (
@@ -24,6 +27,7 @@ from jax_ragrl.sampling.grouping import (
 from jax_ragrl.sampling.jobs import Row as Row
 from jax_ragrl.sampling.jobs import SamplingJob as SamplingJob
 from jax_ragrl.sampling.jobs import Shapes as Shapes
+from jax_ragrl.sampling.pages import ContextCache
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 # For every job, its rows.
@@ -56,6 +60,10 @@ class JobSampler:
         self._devices = data_parallel_size(self._mesh)
         self._is_small = uses_one_core(model, self._mesh)
         self.counters = counters or SamplingCounters()
+        # On several devices a conversation would have to stay on the device that keeps it.
+        room = self._shapes.kept_contexts * self._shapes.longest if self._devices == 1 else 0
+        self._contexts = ContextCache(model, room) if room else None
+        self._calls = 0
 
     def start(self, jobs: Sequence[SamplingJob], width: int) -> Callable[[], JobSamples]:
         """Dispatches jobs to the devices, without waiting.
@@ -67,7 +75,9 @@ class JobSampler:
         Returns:
           A function that waits and returns for every job, in order, its `width` rows.
         """
-        chunks = batch_jobs(jobs, width, self._shapes, self._devices, is_small=self._is_small)
+        kept = None if self._contexts is None else self._contexts.kept_tokens
+        of_model = self._shapes, self._devices
+        chunks = batch_jobs(jobs, width, *of_model, is_small=self._is_small, kept=kept)
         batches = (self._batch(jobs, chunk, width) for chunk in chunks)
         in_flight: deque[tuple[PromptBatch, Finish]] = deque()
 
@@ -81,8 +91,10 @@ class JobSampler:
                     return
 
         advance()
+        self._calls += 1
 
         def finish() -> JobSamples:
+            self._calls -= 1
             results: dict[int, list[Row]] = {}
             with progress("sample", "prompt", len(jobs)) as bar:
                 for chunk in chunks:
@@ -96,6 +108,8 @@ class JobSampler:
                         self.counters.tokens += sum(len(row.ids) for row in rows)
                         results |= _by_job(draws, rows, width)
                     bar.update(len(results) - bar.done)
+            if self._contexts is not None and not self._calls:
+                self._contexts.index.release()
             return [results[i] for i in range(len(jobs))]
 
         return finish
@@ -107,12 +121,18 @@ class JobSampler:
         # All jobs of a batch have the same grammar and stop strings, see `batch_jobs`.
         regex = firsts[0].action_regex
         automaton = self._tokenizer.automaton(regex) if regex else None
+        matches: list[list[int]] | None = None
+        rest = tokens = [np.array(job.ids, np.int32) for job in firsts]
+        if self._contexts is not None and chunk.rest < chunk.length:
+            matches = [self._contexts.index.match(ids) for ids in tokens]
+            rest = [ids[PAGE * len(m) :] for ids, m in zip(tokens, matches, strict=True)]
         return PromptBatch(
             model=self._model,
             prompts=pad_prompts(
                 prompts, chunk.size, width=width, copies=chunk.copies, automaton=automaton
             ),
-            ids_BL=pad_ids([job.ids for job in firsts], chunk.size, chunk.length),
+            ids_BL=pad_ids(rest, chunk.size, chunk.rest),
+            length=chunk.length,
             grammar=make_grammar(self._tokenizer, firsts[0], automaton, self._mesh),
             slots=self._shapes.cache_sizes_for(max(job.limit for job in firsts)),
             sizes=tuple(n // self._devices for n in self._shapes.global_batch_sizes(self._devices)),
@@ -120,6 +140,9 @@ class JobSampler:
             stride=check_stride(),
             mesh=self._mesh,
             counters=self.counters,
+            contexts=self._contexts,
+            tokens=tokens,
+            matches=matches,
         )
 
 

@@ -52,3 +52,9 @@ def test_a_limit_of_replies_is_below_that_of_requests():
     llm = load_llm(config, None, "", Shapes((64,), (2,), max_new_tokens=8))
     (reply,) = llm.complete([asked("who directed the film", limit=8)])
     assert reply.completion_tokens <= 3
+
+
+def test_a_frozen_model_keeps_no_contexts():
+    """Its prompts continue no conversation."""
+    shapes = Shapes((64,), (2,), max_new_tokens=8, kept_contexts=256)
+    assert load_llm(LocalLLMConfig("tiny"), None, "", shapes)._shapes.kept_contexts == 0

@@ -41,6 +41,7 @@ from jax_ragrl.plan.policies import (
     count_updates,
     state_bytes,
 )
+from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.exact import BLOCK, STREAM
 from jax_ragrl.retrieval.kinds import PipelineIndex, VectorIndex
 from jax_ragrl.runtime.sharding import make_mesh
@@ -379,6 +380,18 @@ def test_the_batch_with_the_largest_cache_is_counted():
     )
     result = plan(dataclasses.replace(RUN, shapes=shapes), SMALL, jax.devices())
     assert result["sampling"]["prompts"] == [64, 32]
+
+
+def test_kept_contexts_are_counted_for_one_device():
+    shapes = dataclasses.replace(RUN.shapes, kept_contexts=6)
+    meshes = one_device_mesh(), make_mesh((1, 8, 1), jax.devices())
+    added = [
+        count_sampling(shapes, SMALL, mesh)["begun_bytes"]
+        - count_sampling(RUN.shapes, SMALL, mesh)["begun_bytes"]
+        for mesh in meshes
+    ]
+    token = 2 * SMALL.num_layers * SMALL.num_kv_heads * SMALL.head_dim
+    assert added == [6 * 40 * token * np.dtype(SMALL.dtype).itemsize, 0]
 
 
 BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"

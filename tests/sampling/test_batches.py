@@ -94,6 +94,7 @@ def batch_over(devices: int, count: int) -> PromptBatch:
         model=None,
         prompts=pad_prompts([[job] for job in jobs_of([30] * count)], 8),
         ids_BL=np.zeros((8, 16), np.int32),
+        length=16,
         grammar=None,
         slots=(16, 32),
         sizes=(1, 2, 4),
