@@ -176,10 +176,13 @@ def start_decode(
         hidden_BLD, prefix = decoder(ids_BL, positions_BL, None, return_cache=True)
     else:
         positions_BL = positions_BL + kept.length_B[:, None]
-        key_BS = jnp.broadcast_to(jnp.arange(kept.size)[None], (len(ids_BL), kept.size))
-        mask_BLS = key_BS[:, None, :] <= positions_BL[:, :, None]
-        place = kept.cache(), kept.length_B, key_BS
+        # A cache has a prefix: here one key, which no token attends to.
+        key_BS = jnp.broadcast_to(jnp.arange(-1, kept.size), (len(ids_BL), 1 + kept.size))
+        mask_BLS = (key_BS[:, None] >= 0) & (key_BS[:, None] <= positions_BL[:, :, None])
+        nothing = init_cache(decoder.config, len(ids_BL), 1)
+        place = kept.cache()._replace(prefix=nothing), kept.length_B, key_BS
         hidden_BLD, prefix = decoder(ids_BL, positions_BL, mask_BLS, *place)
+        prefix = prefix._replace(prefix=None)
         last_B = last_B - kept.length_B
     # 2. The logits after the last token.
     last_B11 = jnp.maximum(last_B, 0)[:, None, None]
