@@ -47,25 +47,12 @@ def forest_of(records, rewards, own_rewards=()):
     return forest, reward_N
 
 
-def test_shared_credit_adds_the_actions_own_reward():
-    forest, reward_N = forest_of(chains(2, 1), [0.3, 0.7], [(1, -0.5)])
-    credit_N, weight_N = shared_credit(forest, reward_N)
-    np.testing.assert_allclose(credit_N, [0.3, -0.2, 0.3, 0.7, 0.7])
-    assert (weight_N > 0).all()
-
-
 def test_immediate_credit_adds_the_mean_of_leaf_children():
     """The second action gets the mean of its two leaves; actions keep their own rewards."""
-    records = chains(2)
-    records.append(Record(1, 0, LEAF, 1, (), answer="y"))
-    forest, reward_N = forest_of(records, [0.4, 0.8], [(0, -0.5)])
-    np.testing.assert_allclose(immediate_credit(forest, reward_N)[0], [-0.5, 0.6, 0, 0], atol=1e-7)
-
-
-def test_immediate_credit_ignores_leaves_without_a_parent():
-    records = [*chains(1), Record(NO_PARENT, 1, LEAF, 1, (), answer="y")]
-    forest, reward_N = forest_of(records, [0.4, 0.8])
-    np.testing.assert_allclose(immediate_credit(forest, reward_N)[0], [0.4, 0, 0], atol=1e-7)
+    leaves = [Record(1, 0, LEAF, 1, (), answer="y"), Record(NO_PARENT, 1, LEAF, 1, (), answer="y")]
+    forest, reward_N = forest_of([*chains(2), *leaves], [0.4, 0.8, 0.8], [(0, -0.5)])
+    credit_N = immediate_credit(forest, reward_N)[0]
+    np.testing.assert_allclose(credit_N, [-0.5, 0.6, 0, 0, 0], atol=1e-7)
 
 
 # Three groups, the second of one member; the last two members are in none.
@@ -115,15 +102,6 @@ def test_ablation_credits_count_the_actions_own_rewards():
     advantage_N, weight_N = over_rollouts(forest, reward_N, group_centred)
     np.testing.assert_allclose(advantage_N, [-0.6] * 3 + [0.6] * 2, atol=1e-6)
     assert weight_N.all()
-
-
-def test_siblings_are_compared_with_costs_on_their_paths():
-    records = chains(2, 1)
-    for i, node in enumerate((0, 3)):
-        records[node].path, records[node].action = (i,), Action((), (i,), "x")
-    advantage_N, weight_N = over_siblings(*forest_of(records, [1.0, 1.0], OWN), group_centred)
-    np.testing.assert_allclose(advantage_N[[0, 3]], [-0.6, 0.6], atol=1e-6)
-    assert weight_N.tolist() == [1, 0, 0, 1, 0]
 
 
 def test_actions_without_a_leaf_enter_no_statistics():

@@ -229,20 +229,6 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
         assert main((*args, *more)) == 2 and message in capsys.readouterr().err
 
 
-def test_an_export_needs_only_the_run_folder(tmp_path, capsys):
-    folder = saved_policy(tmp_path)
-    write_run(tmp_path / "run", folder)
-    file = tmp_path / "run" / "config.json"
-    values, missing = json.loads(file.read_text()), str(tmp_path / "missing")
-    values["data"] = {"files": dict.fromkeys(("corpus", "train", "dev", "test"), missing)}
-    values["mesh"] = (64, 4, 1)
-    file.write_text(json.dumps(values))
-    args = ("export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--dtype", "float32")
-    assert main(args) == 2 and "--policy is None" in capsys.readouterr().err
-    assert main([*args, "--policy", "analysis"]) == 0
-    assert (tmp_path / "out" / "model.safetensors").is_file()
-
-
 def test_all_names_each_system_that_can_be_built():
     assert select_systems(settings("all", train=NOWHERE)) == tuple(SYSTEMS)
     assert set(SYSTEMS) - set(select_systems(settings("all"))) == LEARNERS

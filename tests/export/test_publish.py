@@ -120,8 +120,12 @@ def write_run(workdir: pathlib.Path, *overrides: str) -> None:
     start = save_decoder(nnx.merge(*policy()), workdir / "start", workdir / "tokenizer")
     (start / "README.md").write_text("---\nlicense: mit\nbase_model: someone/base\n---\n")
     values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.policy={start}", *overrides])
-    save_config(workdir / "run" / "config.json", values)
     job = load_job(values)
+    # An export needs the folder of the run only, and one device.
+    files = dict.fromkeys(("corpus", "train", "dev", "test"), str(workdir / "missing"))
+    save_config(
+        workdir / "run" / "config.json", values | {"mesh": (64, 4, 1), "data": {"files": files}}
+    )
     policies, chat = load_policies(job, None)
     checkpoints = Checkpoints(workdir / "run")
     state = jax.tree.map(lambda x: x * 2, trained_state(prepare_policies(job, policies, chat)))

@@ -105,22 +105,8 @@ def _write_metadata(folder, text):
         file.write_text(text)
 
 
-def _replace_in_metadata(old, new):
-    def replace(folder):
-        file = folder / "meta" / "metadata"
-        text = file.read_text()
-        assert old in text
-        # The first place only, as if a bit had flipped.
-        file.write_text(text.replace(old, new, 1))
-
-    return replace
-
-
 DAMAGE = {
     "cut": _cut,
-    "a name in the shapes": _replace_in_metadata('"second": [', '"secoog": ['),
-    "the place in the questions": _replace_in_metadata('"at 3"', '"at 2"'),
-    "the step": _replace_in_metadata('"step": 3', '"step": 2'),
     "metadata empty": lambda x: _write_metadata(x, ""),
     "metadata a list": lambda x: _write_metadata(x, "[]"),
     "state missing": lambda x: shutil.rmtree(x / "state"),

@@ -146,12 +146,6 @@ def test_recall_leaves_out_failed_questions():
     assert forest.failed_questions == (1,) and retrieval_recall(forest) == {"retrieval/recall": 1.0}
 
 
-def test_an_action_that_ends_a_rollout_is_invalid():
-    forest = play(Tape(always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1, 7]")))
-    metrics = described(forest)
-    assert (metrics["valid_frac/router"], metrics["valid_frac/filter"]) == (1, 0)
-
-
 def test_credit_is_the_mean_over_trained_actions():
     forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
     credit_N = np.where(forest.question_N == 0, 0.5, np.nan)
@@ -175,7 +169,11 @@ def test_errors_corrected_by_a_state_are_counted():
     assert error_counts(play(Tape(texts), strict=False)) == {
         "invalid_action/Hallucinate Document Idx": 1.0
     }
-    assert error_counts(play(Tape(texts))) == {"unanswered/Hallucinate Document Idx": 1.0}
+    strict = play(Tape(texts))
+    assert error_counts(strict) == {"unanswered/Hallucinate Document Idx": 1.0}
+    # The action ends the rollout, and is invalid.
+    metrics = described(strict)
+    assert (metrics["valid_frac/router"], metrics["valid_frac/filter"]) == (1, 0)
 
 
 def test_questions_with_equal_rewards_are_counted():
