@@ -79,14 +79,11 @@ class Preference:
 def pairs_of(
     forest: Forest, turns: Sequence[Turn], roles: Sequence[str], margin: float = 0.0
 ) -> list[Pair]:
-    """Returns the best and the worst action of every decision, if their credits differ enough.
+    """Returns the best and the worst action of every decision of some roles.
 
-    Args:
-      forest: the rollouts.
-      turns: its turns of `packing.turns_of`; actions without a turn or with a credit that is not
-        finite are in no pair. Of actions with equal credit the first is taken.
-      roles: the roles whose decisions give pairs.
-      margin: the difference of credit that a pair must exceed.
+    Their credits differ by more than `margin`. `turns` are those of `packing.turns_of`; actions
+    without a turn or with a credit that is not finite are in no pair. Of actions with equal credit
+    the first is taken.
     """
     credit = {turn.node: np.float32(turn.credit) for turn in turns if np.isfinite(turn.credit)}
     pairs = []
@@ -165,11 +162,9 @@ def fits(spec: PolicySpec, pair: Pair) -> bool:
 
 
 class Sides(NamedTuple):
-    """The pair and the side of each scored token, `[R, M]`.
+    """The number of the pair within the row, int32, and the side of each scored token, `[R, M]`.
 
-    Fields:
-      pair_RM: int32 number of the pair within the row; M on padding.
-      sign_RM: float32, 1 in a chosen answer, -1 in a rejected one, 0 on padding.
+    The side is 1 in a chosen answer, -1 in a rejected one. On padding the pair is M, the side 0.
     """
 
     pair_RM: Tensor

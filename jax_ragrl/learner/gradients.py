@@ -212,12 +212,17 @@ def _add_gradient(loss_of: Any, params: Any, total: Any) -> tuple[Any, Any]:
     if not all(x.size for x in jax.tree.leaves(total)):  # a model without layers
         grads, aux = jax.grad(loss_of, has_aux=True)(params)
         return jax.tree.map(jnp.add, total, grads), aux
+
+    def is_layer(path: Any) -> bool:
+        name = jax.tree_util.keystr(path)
+        return "['layers']" in name or "['adapter']" in name
+
     pull: Any
     loss, pull, aux = jax.vjp(loss_of, params, has_aux=True)
 
     # 1. A mutable array per parameter: of layers it starts at the total, of others at zero.
     def begin(path: Any, x: Array) -> Any:
-        return jax.new_ref(x if _is_layer(path) else jnp.zeros_like(x))
+        return jax.new_ref(x if is_layer(path) else jnp.zeros_like(x))
 
     refs = jax.tree_util.tree_map_with_path(begin, total)
     # 2. The backward pass adds to them.
@@ -226,14 +231,9 @@ def _add_gradient(loss_of: Any, params: Any, total: Any) -> tuple[Any, Any]:
     # 3. The others are added to the total. The barrier keeps XLA from reordering that sum.
     def end(path: Any, x: Array, ref: Any) -> Array:
         grad: Array = jax.freeze(ref)
-        return grad if _is_layer(path) else x + jax.lax.optimization_barrier(grad)
+        return grad if is_layer(path) else x + jax.lax.optimization_barrier(grad)
 
     return jax.tree_util.tree_map_with_path(end, total, refs), aux
-
-
-def _is_layer(path: Any) -> bool:
-    name = jax.tree_util.keystr(path)
-    return "['layers']" in name or "['adapter']" in name
 
 
 # `keep_unused` commits the zeros to the device of the parameters, like the later sums. Otherwise

@@ -144,7 +144,6 @@ def _head_and_tokens(
 
 
 def _per_device(function: Any, head: _Head, *by_token: Any) -> Any:
-    """Runs a function of a mesh axis, a head and tokens on each device's own rows."""
     if not (axes := batch_axes()):
         return function(None, head, *by_token)
     split = "fsdp" if "fsdp" in axes else None
@@ -193,53 +192,11 @@ def _score_chunk(logits_RCV: Array, chunk: _Tokens) -> tuple[Scores, Array]:
     return scores, top_RC + log_RC
 
 
-def _logit_grad(
-    logits_RCV: Array,
-    chunk: _Tokens,
-    lse_RC: Array,
-    entropy_RC: Array,
-    logp_bar_RC: Array,
-    entropy_bar_RC: Array,
-) -> Array:
-    """Returns the gradient with respect to the logits, float32 `[R, C, V]`.
-
-      d logp = onehot - p,   d entropy = -p (log p + entropy)
-
-    The logits are divided by temperature; `*_bar` are cotangents.
-    """
-    by_token = (lse_RC, entropy_RC, logp_bar_RC, entropy_bar_RC)
-    lse, entropy, logp_bar, entropy_bar = (x[..., None] for x in by_token)
-    logp_RCV = logits_RCV - lse
-    p_RCV = jnp.exp(logp_RCV)
-    spread_RCV = jnp.where(p_RCV > 0, p_RCV * (logp_RCV + entropy), 0.0)
-    onehot_RCV = _one_hot(chunk, logp_RCV).astype(jnp.float32)
-    return logp_bar * (onehot_RCV - p_RCV) - entropy_bar * spread_RCV
-
-
 class _Grads(NamedTuple):
     """Gradients of hidden states, and of the head, summed over chunks."""
 
     hidden_RMD: Array
     head_VD: Array
-
-
-def _zero_grads(head: _Head, tokens: _Tokens) -> _Grads:
-    return _Grads(jnp.zeros_like(tokens.hidden_RMD), jnp.zeros(head.copy_VD.shape, jnp.float32))
-
-
-def _add_chunk(grads: _Grads, grad_RCV: Array, head: _Head, chunk: _Tokens, c: Array) -> _Grads:
-    """Adds the gradients of chunk `c`, given those with respect to its logits."""
-    # The logits are products divided by temperature; products run in the compute dtype.
-    grad_RCV = (grad_RCV / head.temperature).astype(head.copy_VD.dtype)
-    back_RCD = einsum_f32("rcv,vd->rcd", grad_RCV, head.copy_VD).astype(grads.hidden_RMD.dtype)
-    head_VD = grads.head_VD + einsum_f32("rcv,rcd->vd", grad_RCV, chunk.hidden_RMD)
-    return _Grads(_write(grads.hidden_RMD, back_RCD, c), head_VD)
-
-
-def _cotangents(split: str | None, grads: _Grads) -> tuple[_Head, _Tokens]:
-    """Returns the cotangents of head and tokens; of the head only the columns of this device."""
-    head_VD = grads.head_VD if split is None else _sum_columns(split, grads.head_VD)
-    return _Head(None, head_VD, None, None, None), _Tokens(grads.hidden_RMD, None, None, None, None)  # type: ignore[arg-type]
 
 
 def _sum_columns(split: str, partial_VD: Array) -> Array:
@@ -258,7 +215,7 @@ def _sum_columns(split: str, partial_VD: Array) -> Array:
 def _loss_in_chunks(
     loss: TokenLoss, split: str | None, head: _Head, tokens: _Tokens, inputs_RM: Any
 ) -> tuple[Array, Scores]:
-    """Returns the sum of a loss, float32 `[1]` (per device in a `shard_map`), and the scores."""
+    """Returns the sum of a loss, float32 `[1]` per device, and the scores."""
     scores = _in_chunks(head, tokens)
     return _sum(loss, tokens.mask_RM, inputs_RM, *scores[:2])[None], scores
 
@@ -280,15 +237,27 @@ def _loss_forward(
         # 1. Logits and scores of the chunk.
         logits_RCV = _logits(head, chunk)
         new, lse_RC = _score_chunk(logits_RCV, chunk)
-        # 2. Gradient of the loss with respect to the scores, then to the logits.
+        # 2. Gradient of the loss with respect to the scores, then to the logits:
+        #   d logp = onehot - p,   d entropy = -p (log p + entropy)
         sum_of_chunk = functools.partial(_sum, loss, chunk.mask_RM, inputs_RC)
-        cotangents = jax.grad(sum_of_chunk, (0, 1))(*new[:2])
-        grad_RCV = _logit_grad(logits_RCV, chunk, lse_RC, new.entropy_RM, *cotangents)
-        # 3. Gradients of hidden states and head; the logits are no longer needed.
+        bars = jax.grad(sum_of_chunk, (0, 1))(*new[:2])
+        lse, entropy, logp_bar, entropy_bar = (x[..., None] for x in (lse_RC, new[1], *bars))
+        logp_RCV = logits_RCV - lse
+        p_RCV = jnp.exp(logp_RCV)
+        spread_RCV = jnp.where(p_RCV > 0, p_RCV * (logp_RCV + entropy), 0.0)
+        onehot_RCV = _one_hot(chunk, logp_RCV).astype(jnp.float32)
+        grad_RCV = logp_bar * (onehot_RCV - p_RCV) - entropy_bar * spread_RCV
+        # 3. Gradients of hidden states and head; the logits are no longer needed. They are products
+        # divided by temperature; products run in the compute dtype.
+        grad_RCV = (grad_RCV / head.temperature).astype(head.copy_VD.dtype)
+        back_RCD = einsum_f32("rcv,vd->rcd", grad_RCV, head.copy_VD)
+        hidden_RMD = _write(grads.hidden_RMD, back_RCD.astype(grads.hidden_RMD.dtype), c)
+        head_VD = grads.head_VD + einsum_f32("rcv,rcd->vd", grad_RCV, chunk.hidden_RMD)
         scores = jax.tree.map(lambda x, y: _write(x, y, c), scores, new)
-        return scores, _add_chunk(grads, grad_RCV, head, chunk, c)
+        return scores, _Grads(hidden_RMD, head_VD)
 
-    start = _zero_scores(tokens), _zero_grads(head, tokens)
+    zero_VD = jnp.zeros(head.copy_VD.shape, jnp.float32)
+    start = _zero_scores(tokens), _Grads(jnp.zeros_like(tokens.hidden_RMD), zero_VD)
     scores, grads = jax.lax.fori_loop(0, num_chunks, push, start)
     return (_sum(loss, tokens.mask_RM, inputs_RM, *scores[:2])[None], scores), grads
 
@@ -299,7 +268,10 @@ def _loss_backward(
     # The gradients exist already; the cotangent of the sum scales them.
     scale = cotangent[0][0]
     grads = _Grads(*((scale * x.astype(jnp.float32)).astype(x.dtype) for x in grads))
-    return *_cotangents(split, grads), None
+    # Of the head only the columns of this device.
+    head_VD = grads.head_VD if split is None else _sum_columns(split, grads.head_VD)
+    head = _Head(None, head_VD, None, None, None)  # type: ignore[arg-type]
+    return head, _Tokens(grads.hidden_RMD, None, None, None, None), None  # type: ignore[arg-type]
 
 
 _loss_in_chunks.defvjp(_loss_forward, _loss_backward)

@@ -511,10 +511,6 @@ class Minibatches:
         pairs = zip(self.share_PZ, role_by_part, strict=True)
         return np.concatenate([share_Z[role_A] for share_Z, role_A in pairs])
 
-    def behaviour_logps(self) -> np.ndarray:
-        """Returns the sampler's log-probabilities, float32 `[A, T]`; NaN if there are none."""
-        return self.by_action([batch.behaviour_logp_RM for batch in self.batches])
-
     def by_action(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Gathers numbers per scored token, `[R, M]` per batch, into one `[A, T]`; padding is 0."""
         parts = []

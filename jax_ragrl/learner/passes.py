@@ -64,13 +64,7 @@ def accumulate(
     batches: Sequence[Batch],
     targets: Sequence[Targets],
 ) -> tuple[Any, list[dict[str, Any]], list[TokenOutputs]]:
-    """Sums the gradients of one model over batches.
-
-    Args:
-      policy: objective, temperature, mesh and KL coefficient.
-      model: the policy's model or its critic.
-      params: the trained parameters of that model.
-      batches, targets: the batches and the targets of each, on the host.
+    """Sums the gradients of one model (the policy's or its critic) over batches on the host.
 
     Returns:
       The gradient, the metric sums of each batch, and per batch the policy's outputs if it was not

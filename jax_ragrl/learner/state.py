@@ -165,11 +165,10 @@ def prepare(
     """
     if objective.critic == "own" and optimizer.value_lr <= 0:
         raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
-    mesh = mesh_of(nnx.state(decoder, nnx.Param))
-    decoder = _with_config(decoder, compute, remat)
+    decoder, weights = _with_config(decoder, compute, remat), nnx.state(decoder, nnx.Param)
     actor, critic, state = _models(decoder, objective, optimizer, updates)
-    parameters = count_elements(nnx.state(decoder, nnx.Param))
-    free = free_tokens(parameters, mesh, is_trained=True)
+    mesh = mesh_of(weights)
+    free = free_tokens(count_elements(weights), mesh, is_trained=True)
     token_mask = allowed_ZV if grammars is None else grammars.automaton
     spec = PolicySpec(
         policy=actor,
@@ -188,31 +187,28 @@ def prepare(
 
 
 def _models(
-    decoder: Decoder,
-    objective: Objective,
-    optimizer: Optimizer,
-    updates: int,
+    decoder: Decoder, objective: Objective, optimizer: Optimizer, updates: int
 ) -> tuple[ModelSpec, ModelSpec | None, PolicyState]:
     weights = nnx.state(decoder, nnx.Param)
     mesh, sharding = mesh_of(weights), _replicated_sharding(weights)
 
-    def train_state(model: ModelSpec, params: Any) -> TrainState:
+    def build(model: Any, rate: float) -> tuple[ModelSpec, TrainState, Any]:
+        """The constant part of a model, its initial state and the decoder's own parameters."""
+        split, transform = _split(model, sharding), optimizer.transform(rate, updates)
+        layout = layout_of(split.params) if isinstance(sharding, NamedSharding) else None
         # Copies, since an update donates the buffers that it trains.
-        copies = jax.tree.map(jnp.copy, params)
-        return TrainState(copies, _optimizer_state(model.optimizer, params, sharding))
+        copies = jax.tree.map(jnp.copy, split.params)
+        state = TrainState(copies, _optimizer_state(transform, split.params, sharding))
+        return ModelSpec(split.graph, split.frozen, transform, layout), state, split.params
 
-    transform = optimizer.transform(optimizer.policy_lr, updates)
     shared = ActorCritic(decoder) if objective.critic == "shared" else decoder
-    actor, params = _model_spec(shared, transform, sharding)
-    kl_coefficient = scalar(objective.kl.coefficient, mesh)
-    # The reference has the decoder's own arrays; only the trained parameters are copies.
+    actor, policy, params = build(shared, optimizer.policy_lr)
     reference = _reference(objective, params, decoder.config.dtype)
-    state = PolicyState(train_state(actor, params), None, reference, kl_coefficient)
+    state = PolicyState(policy, None, reference, scalar(objective.kl.coefficient, mesh))
     if objective.critic != "own":
         return actor, None, state
-    transform = optimizer.transform(optimizer.value_lr, updates)
-    critic, params = _model_spec(Critic(decoder), transform, sharding)
-    return actor, critic, state._replace(critic=train_state(critic, params))
+    critic, critic_state, _ = build(Critic(decoder), optimizer.value_lr)
+    return actor, critic, state._replace(critic=critic_state)
 
 
 def _reference(objective: Objective, params: Any, compute: str) -> Any:
@@ -248,14 +244,6 @@ def _replicated_sharding(weights: Any) -> Sharding | None:
     return next((x.sharding for x in jax.tree.leaves(weights) if x.committed), None)
 
 
-def _model_spec(
-    model: Any, transform: optax.GradientTransformation, sharding: Sharding | None
-) -> tuple[ModelSpec, Any]:
-    split = _split(model, sharding)
-    layout = layout_of(split.params) if isinstance(sharding, NamedSharding) else None
-    return ModelSpec(split.graph, split.frozen, transform, layout), split.params
-
-
 def _split(model: Any, sharding: Sharding | None) -> SplitModel:
     """Splits a model without copies; of a model with an adapter, adapter and heads are trained."""
     has_adapter = any(isinstance(x, nnx.LoRAParam) for _, x in nnx.iter_graph(model))
@@ -264,16 +252,15 @@ def _split(model: Any, sharding: Sharding | None) -> SplitModel:
     split = SplitModel.from_model(model, trained_filter)
     if sharding is None:
         return split
-    # A new value head, and an adapter without a mesh, are not committed to a device yet.
-    params = jax.tree.map(lambda x: x if x.committed else _commit(x, sharding), split.params)
-    return dataclasses.replace(split, params=params)
 
-
-def _commit(x: jax.Array, sharding: Sharding) -> Any:
-    if not isinstance(sharding, NamedSharding):
+    def commit(x: jax.Array) -> Any:
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return replicate(x, sharding.mesh)
         return jax.device_put(x, sharding)
-    assert isinstance(sharding.mesh, Mesh), "an abstract mesh has no devices"
-    return replicate(x, sharding.mesh)
+
+    # A new value head, and an adapter without a mesh, are not committed to a device yet.
+    params = jax.tree.map(lambda x: x if x.committed else commit(x), split.params)
+    return dataclasses.replace(split, params=params)
 
 
 def _optimizer_state(
@@ -314,12 +301,8 @@ def restored_decoders(
 ) -> dict[str, Decoder]:
     """Reads the policies of a checkpoint without optimizer state, critics and references.
 
-    Args:
-      decoders: by policy, the decoders that `prepare` received in that run.
-      objective: the objective of the run.
-      read: reads a part of the saved state into the tree of its argument
-        (`Checkpoints.restore_part`).
-      compute, remat: as in `prepare`.
+    `decoders` are those that `prepare` received in that run, by policy; `read` reads a part of the
+    saved state into the tree of its argument (`Checkpoints.restore_part`).
     """
     split = {}
     for name, decoder in decoders.items():

@@ -196,7 +196,7 @@ def update_kl(before: np.ndarray, after: np.ndarray, clamp: float = 10.0) -> np.
 
 def _with_behaviour_logps(scores: ActionScores, data: Minibatches) -> ActionScores:
     """Adds the sampler's log-probabilities; the policy's own if no sampler wrote the action."""
-    behaviour_AT = data.behaviour_logps()
+    behaviour_AT = data.by_action([batch.behaviour_logp_RM for batch in data.batches])
     behaviour_AT = np.where(np.isnan(behaviour_AT), scores.logp_AT, behaviour_AT)
     return scores._replace(behaviour_logp_AT=behaviour_AT)
 

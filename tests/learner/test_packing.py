@@ -285,7 +285,7 @@ def test_credit_and_behaviour_logps_follow_their_turns():
         credit = float(np.float32(rng.normal()))
         turns.append(turn._replace(credit=credit, behaviour_logps=logps if turn.node % 2 else ()))
     data = Minibatches([lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT)])
-    logp_AT = data.behaviour_logps()
+    logp_AT = data.by_action([batch.behaviour_logp_RM for batch in data.batches])
     assert len(turns) == len(logp_AT) and not logp_AT[~data.mask()].any()
     for a, node in enumerate(data.actions.node_A.tolist()):
         assert data.actions.credit_A[a] == turns[node].credit
