@@ -62,11 +62,13 @@ def _sizes(forest: Forest) -> dict[str, float]:
     leaves = np.flatnonzero(forest.leaf_N)
     # A step whose questions all failed says nothing about the policy.
     reward = {"reward/mean": float(forest.reward_N[leaves].mean())} if len(leaves) else {}
+    # Forced actions count, and merged ones as often as they were sampled.
+    actions = [(record.action, record.multiplicity) for record in forest.records]
     return reward | {
         "nodes": float(len(forest.records) - len(leaves)),
         "leaves": float(len(leaves)),
         "failed": float(len(forest.failed_questions)),
-        "policy_tokens": float(policy_tokens(forest)),
+        "policy_tokens": float(sum(len(action.ids) * n for action, n in actions if action)),
     }
 
 
@@ -94,17 +96,7 @@ def own_reward(forest: Forest) -> dict[str, float]:
     return {"reward/own": float((reward_Q[has_own_Q] / total_Q[has_own_Q]).mean())}
 
 
-def policy_tokens(forest: Forest) -> int:
-    """Returns the tokens of all actions of a forest, whatever their credit.
-
-    Forced actions count, and merged ones as often as they were sampled. Failed questions do not.
-    """
-    sizes_N = [len(record.action.ids) if record.action else 0 for record in forest.records]
-    return int(np.dot(np.array(sizes_N, np.int64), forest.multiplicity_N))
-
-
 def _role_metrics(forest: Forest, credit_N: np.ndarray) -> dict[str, float]:
-    """Actions per rollout, credit, and the fraction of valid actions, per role."""
     leaves, metrics = np.flatnonzero(forest.leaf_N), dict[str, float]()
     for role, nodes in nodes_by_role(forest).items():
         metrics[f"actions_per_rollout/{role}"] = len(nodes) / max(len(leaves), 1)
@@ -135,14 +127,10 @@ def nodes_by_role(forest: Forest) -> dict[str, list[int]]:
 
 
 def expert_fractions(forest: Forest, expander: Expander, roles: Sequence[str]) -> dict[str, float]:
-    """Returns `expert_frac/<role>`: the fraction of decisions that hold an expert's action.
+    """Returns `expert_frac/<role>`: the fraction of a role's decisions with an expert's action.
 
-    Without this metric it would not show how many questions or sub-goals the expert does not know.
-
-    Args:
-      forest: the rollouts.
-      expander: the expander of the rollouts; without an expert there are no metrics.
-      roles: the roles in training.
+    It shows how many questions or sub-goals the expert does not know. An expander without an expert
+    has no metrics.
     """
     if getattr(expander, "expert", None) is None:
         return {}
@@ -175,11 +163,7 @@ def reward_order(forest: Forest, metric: AnswerMetric) -> dict[str, float]:
 
     It is a fraction of the pairs of leaves of one question with scores of `RIGHT` and of at most
     `WRONG`. A reward that pays for a form without content pays both alike, from the first step on.
-    Without `FEW_PAIRS` such pairs there is no metric.
-
-    Args:
-      forest: the rollouts with their rewards.
-      metric: the score of an answer against the gold answers. The verdict of a judge replaces it.
+    Without `FEW_PAIRS` such pairs there is no metric. The verdict of a judge replaces `metric`.
     """
     score_N, orders = answer_rewards(forest, metric), list[bool]()
     for question in range(len(forest.questions)):
@@ -244,8 +228,7 @@ def removed_masses(forest: Forest) -> dict[str, float]:
     """
     sums: dict[str, np.ndarray] = {}
     for record in forest.records:
-        action = record.action
-        if action is not None and action.removed is not None and action.logps:
+        if (action := record.action) and action.removed is not None and action.logps:
             tokens = record.multiplicity * len(action.logps)
             entry = np.array([tokens * action.removed, tokens])
             sums[record.role] = sums.get(record.role, np.zeros(2)) + entry

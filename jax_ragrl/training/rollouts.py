@@ -63,12 +63,10 @@ class Rollout(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """Rollouts that were begun before their step.
+    """Rollouts that were begun before their `step`, from 0.
 
     Fields:
-      step: their step, from 0.
       data: the state of the questions before the step drew its own.
-      questions: the questions of the step.
       rollout: the rollouts of this process, perhaps still running, or those of all processes.
       waiting: can stop them.
       staleness: as in `Rollout`; 0 if the update since was undone.

@@ -42,6 +42,12 @@ def moved(policies, step: int):
     }
 
 
+def best_of(folder: pathlib.Path) -> dict[int, float]:
+    """Returns the scores of the best policies by step."""
+    with contextlib.closing(Checkpoints(folder, BEST)) as checkpoints:
+        return {step: checkpoints.meta(step)["score"] for step in checkpoints.steps()}
+
+
 @pytest.fixture
 def trained(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """A run of five steps whose second and third steps have the best score; each step is saved."""
@@ -88,8 +94,7 @@ def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path: pat
     policies = loop.prepare_policies(job, parts.policies, parts.tokenizer)
     for step, score in ((10, 0.3), (7, 0.6), (8, 0.5), (7, 0.6)):
         keep_best(tmp_path, step, score, moved(policies, step - 1))
-    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
-        assert checkpoints.steps() == [7] and checkpoints.meta(7)["score"] == 0.6
+    assert best_of(tmp_path) == {7: 0.6}
     assert weights(parse_run(f"{tmp_path}@best"), job, parts) == {7}
 
 
@@ -111,11 +116,9 @@ def test_a_run_without_a_checkpoint_forgets_the_best_policies_of_an_earlier_conf
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
     with pytest.raises(KeyboardInterrupt):
         loop.train(job, parts, tmp_path)
-    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
-        assert checkpoints.steps() == [1] and checkpoints.meta(1)["score"] == 0.9
+    assert best_of(tmp_path) == {1: 0.9}
     loop.train(load_job(small_values(tmp_path, steps=2, **changes)), parts, tmp_path)
-    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
-        assert checkpoints.steps() == [2] and checkpoints.meta(2)["score"] == 0.2
+    assert best_of(tmp_path) == {2: 0.2}
 
 
 def test_an_evaluation_of_few_questions_decides_nothing(
@@ -136,8 +139,7 @@ def test_an_evaluation_of_few_questions_decides_nothing(
     rows = read_metrics(tmp_path)
     assert [row.get("eval/accuracy") for row in rows] == [None, 0.5, 0.4]
     assert "eval/standard_error" not in rows[0] and rows[0]["eval/failed"] == 1
-    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
-        assert checkpoints.steps() == [2] and checkpoints.meta(2)["score"] == 0.5
+    assert best_of(tmp_path) == {2: 0.5}
 
 
 def test_a_run_starts_from_the_best_policies_of_another(trained, tmp_path_factory):
