@@ -143,9 +143,9 @@ def run_serve(options: argparse.Namespace) -> None:
 def run_export(options: argparse.Namespace) -> None:
     if options.public and not options.push_to:
         raise UserError("--public is for an upload: give --push-to OWNER/NAME, or leave it out")
-    from jax_ragrl.export.run import ExportSettings, export_run
+    from jax_ragrl.export.run import export_run
 
-    settings = ExportSettings(
+    result = export_run(
         workdir=options.workdir,
         out=options.out,
         policy=options.policy or "",
@@ -154,4 +154,4 @@ def run_export(options: argparse.Namespace) -> None:
         push_to=options.push_to or "",
         public=options.public,
     )
-    print(json.dumps(export_run(settings), default=str))
+    print(json.dumps(result, default=str))

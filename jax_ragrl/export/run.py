@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,19 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies, policy_folder
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportSettings:
-    """The options of `ragrl export`.
+def export_run(
+    workdir: Path,
+    out: Path,
+    *,
+    policy: str = "",
+    dtype: str = "bfloat16",
+    adapter: bool = False,
+    push_to: str = "",
+    public: bool = False,
+) -> dict[str, Any]:
+    """Exports a policy of a run.
 
-    Fields:
+    Args:
       workdir: the folder of the run.
       out: the output folder.
       policy: the name of a policy; empty if the run has one.
@@ -33,19 +40,6 @@ class ExportSettings:
       adapter: export only the LoRA adapter.
       push_to: a repository on the Hub; empty: no upload.
       public: whether everyone may read that repository.
-    """
-
-    workdir: Path
-    out: Path
-    policy: str = ""
-    dtype: str = "bfloat16"
-    adapter: bool = False
-    push_to: str = ""
-    public: bool = False
-
-
-def export_run(settings: ExportSettings) -> dict[str, Any]:
-    """Exports a policy of a run.
 
     Returns:
       The fields of `ExportResult` and, after an upload, `url` and `private`.
@@ -54,25 +48,25 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
       UserError: there is no such run or policy, the export reads back with other logits, or the
         Hub does not accept the upload.
     """
-    run = parse_run(settings.workdir)
+    run = parse_run(workdir)
     values = load_saved_config(run.folder / "config.json")
     job = load_job(values)
-    name = policy_name(job, settings.policy)
-    check_new(settings.out)  # before the repository, so that no empty one is left behind
-    target = reserve(settings.push_to, public=settings.public) if settings.push_to else None
+    name = policy_name(job, policy)
+    check_new(out)  # before the repository, so that no empty one is left behind
+    target = reserve(push_to, public=public) if push_to else None
     # On one device, because the run's mesh may need a larger machine. In float32, so that merging
     # an adapter loses no precision.
     policies = trained_policies(job, load_policies(job, None, "float32")[0], run)
     model = dict(job.policies).get(name, job.policy)
-    folder, policy = policy_folder(model), policies[name]
-    if settings.adapter:
-        base = adapter_base(model, folder, is_published=bool(settings.push_to))
-        result = export_adapter(policy, settings.out, *base)
+    folder, decoder = policy_folder(model), policies[name]
+    if adapter:
+        base = adapter_base(model, folder, is_published=bool(push_to))
+        result = export_adapter(decoder, out, *base)
     else:
-        result = export(policy, settings.out, folder, dtype=settings.dtype)
+        result = export(decoder, out, folder, dtype=dtype)
     step = run.open()[1]
     thinks = any(r.thinking for r in job.recipe.system.roles.values() if r.policy == name)
-    if not settings.adapter:
+    if not adapter:
         set_thinking_default(result.folder, thinking=thinks)
     facts = CardFacts(
         job=job,
@@ -83,8 +77,8 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
         thinking=thinking_of(folder, thinks),
         # A run need not be evaluated after its newest step; other checkpoints have other scores.
         result=result_lines(run.folder, None if run.name == NEWEST else step),
-        adapter=settings.adapter,
-        name=target.name if target else settings.out.name,
+        adapter=adapter,
+        name=target.name if target else out.name,
     )
     (result.folder / CARD).write_text(card_text(facts), encoding="utf-8")
     if target is None:

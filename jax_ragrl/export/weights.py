@@ -95,13 +95,9 @@ def _verify(folder: Path, original: Decoder, copy: Decoder) -> ExportResult:
 
 def max_logit_difference(one: Decoder, other: Decoder) -> float:
     """The largest absolute difference of two decoders' logits on a few random ids."""
-    return float(jax.device_get(jnp.max(jnp.abs(_probe_logits(one) - _probe_logits(other)))))
-
-
-def _probe_logits(decoder: Decoder) -> Array:
-    graphdef, state = nnx.split(decoder)
-    ids_BL = np.random.default_rng(0).integers(0, decoder.config.vocab_size, PROBE, np.int32)
-    return _logits(graphdef, state, replicate_like(ids_BL, decoder.embed[...]))
+    ids_BL = np.random.default_rng(0).integers(0, one.config.vocab_size, PROBE, np.int32)
+    pair = [_logits(*nnx.split(x), replicate_like(ids_BL, x.embed[...])) for x in (one, other)]
+    return float(jax.device_get(jnp.max(jnp.abs(pair[0] - pair[1]))))
 
 
 @jax.jit(static_argnums=0)
