@@ -35,17 +35,10 @@ from jax_ragrl.types import Question
 
 
 class BuildContext(NamedTuple):
-    """Inputs from which the systems of a table are built.
+    """Inputs from which the systems of a table are built, see `TableSettings`.
 
-    Fields:
-      style: `tiny` (prompts for the model that ships with the package) or `full`.
-      top_k: passages per search.
-      environment: has no sampler, because each system brings its own policies.
-      train: labeled questions for `LEARNERS`; may be empty.
-      overrides: of the recipe and shapes of a run, see `TableSettings`.
-      predictions: the folder for the predictions of each system; None: they are not written.
-      run_files: the folder for the TREC run file of each system; None: they are not written.
-      prices: prices of searches and of the frozen language model's tokens.
+    The environment has no sampler, because each system brings its own policies; `train` may be
+    empty.
     """
 
     style: str

@@ -24,17 +24,11 @@ def served_policy(
     cache: pathlib.Path | None = None,
     **recorded: Any,
 ) -> tuple[LLMActionSampler, ChatTokenizer]:
-    """Connects to the model on a server that plays all roles, greedily.
+    """Connects to the model `openai:MODEL[@URL]` on a server that plays all roles, greedily.
 
-    Args:
-      name: `openai:MODEL[@URL]`.
-      examples: a file of demonstrations; None: no examples.
-      shots: the number of examples per role.
-      cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
-      **recorded: the recorded replies, see `parse_llm`.
-
-    Returns:
-      The sampler, and the tokenizer of the shipped policy, which only counts tokens.
+    `shots` examples per role come from a file of demonstrations; `cache` is a file of earlier
+    replies, see `llm.cache`, and `recorded` names recorded ones, see `parse_llm`. The tokenizer is
+    that of the shipped policy, which only counts tokens.
 
     Raises:
       UserError: examples are given for a model that is not on a server.

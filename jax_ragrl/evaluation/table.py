@@ -73,29 +73,25 @@ class TableSettings(NamedTuple):
       index_folder: search index of `corpus`.
       systems: names in `SYSTEMS` or `WORKFLOWS`, `all`, `workflows`, or `run:WORKDIR` for a run of
         `ragrl train`, which has its own policies.
-      policy: policy of the other systems: `tiny`, a Hugging Face folder, or a model on a server
-        that plays all roles, greedily: `openai:MODEL[@URL]`. Empty: none, so that systems with
-        trained roles are refused, and left out of `all` and `workflows`.
+      policy: policy of the other systems: `tiny`, a Hugging Face folder, or `openai:MODEL[@URL]`,
+        which plays all roles greedily. Empty: none, so that systems with trained roles are
+        refused, and left out of `all` and `workflows`.
       llm: frozen language model: `tiny`, a model folder, `openai:MODEL[@URL]`, or `world:FOLDER`
         for the rule-based reader of a folder that `ragrl data world` wrote, in the style `tiny`.
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
         tokens per action) or `full`.
       top_k: passages per search.
-      limit: number of questions to use of each file, a random sample; 0 = all.
-      policy_examples: demonstrations (`ragrl warmup demos`), some of which precede each prompt of a
-        policy on a server.
-      shots: number of them per role.
-      limit_seed: seed of the sample; negative: the first questions instead.
+      limit, limit_seed: number of questions of each file, a random sample with this seed, or the
+        first ones if it is negative; 0 = all.
+      policy_examples, shots: a file of demonstrations, and how many of them precede each prompt of
+        a policy on a server.
       train: labeled questions for the systems in `LEARNERS`.
       judge: language model that grades answers, in the format of `llm`; empty = none.
       int8: whether an `llm` in this process has int8 weights.
-      retriever: search server instead of `corpus` and `index_folder`, in the format of
-        `parse_index`.
-      predictions: folder for the predictions of every system, see `write_predictions`.
+      retriever: search server instead of `corpus` and `index_folder`, see `parse_index`.
+      predictions, run_files: folders for the predictions of every system and for its TREC run file.
       prices: adds the cost `dollars` to each row, unless all of them are 0.
-      run_files: folder for a TREC run file per system, of the passages that it has seen.
-      overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
-        act in a modified system.
+      overrides: `--config.KEY=VALUE` for the recipe and shapes of runs.
       fields: names of fields in the files, see `corpus.formats.own`.
       cache: file of earlier replies of language models on servers, see `llm.cache`; None: none.
       replies: file of recorded replies of language models on servers, see `OpenAIConfig`.
@@ -136,12 +132,8 @@ class TableSettings(NamedTuple):
 class TableModels(NamedTuple):
     """The models of a table, loaded once.
 
-    Fields:
-      llm: the frozen language model.
-      judge: the language model that grades answers.
-      policy: the policy of all roles, or a model on a server that plays them.
-      tokenizer: that of the policy; of a model on a server, that of the shipped policy, which only
-        counts tokens.
+    `policy` plays all roles; the tokenizer is its own, or for a model on a server that of the
+    shipped policy, which only counts tokens.
     """
 
     llm: FrozenLLM
@@ -160,9 +152,7 @@ TINY_NEW_TOKENS = 64  # no role in `configs/tiny` may write more
 def evaluate_table(settings: TableSettings, out: pathlib.Path | None = None) -> dict[str, Any]:
     """Evaluates each system on all questions.
 
-    Args:
-      settings: settings of the table.
-      out: the file of the table, which is written again after every row; None: none.
+    The file `out`, if there is one, is written again after every row.
 
     Returns:
       One row per system (see `evaluate_row`), the number of questions and, if the questions have
@@ -257,23 +247,21 @@ def load_models(settings: TableSettings) -> TableModels:
 
 
 def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> FrozenLLM:
-    """Loads the frozen language model of a table.
-
-    `shapes` are the static shapes of a local model, which `load` loads.
+    """Loads the frozen language model of a table; `load` loads a local one of these shapes.
 
     Raises:
       UserError: a world's reader cannot be combined with the other settings.
     """
-    if not settings.llm.startswith(READER):
-        # The empty style is that of a rule-based reader, which is loaded below.
-        config = parse_llm(settings.llm, int8=settings.int8, **settings.recorded)
-        return load_llm(config, None, "", shapes, load=load, cache=settings.cache)
-    if settings.style != "tiny" or settings.int8:
+    if settings.llm.startswith(READER):
+        if settings.style == "tiny" and not settings.int8:
+            return load_reader(settings.llm)
         raise UserError(
             f"--llm {settings.llm} consists of rules for the prompts of --style tiny, without "
             "weights: leave --style full and --int8 out"
         )
-    return load_reader(settings.llm)
+    # The empty style is that of a rule-based reader.
+    config = parse_llm(settings.llm, int8=settings.int8, **settings.recorded)
+    return load_llm(config, None, "", shapes, load=load, cache=settings.cache)
 
 
 def build_context(
@@ -314,16 +302,9 @@ def evaluate_row(
 ) -> dict[str, Any]:
     """Evaluates one system and returns its row, whatever happens: other rows must not be lost.
 
-    Args:
-      name: a name in `SYSTEMS`, or `run:WORKDIR`.
-      context: inputs of the system.
-      models: models of the table; a run brings its own policies.
-      questions: questions to answer.
-
-    Returns:
-      The row of the system, see `table_row`. It has the key `error` if there is no score: the
-      system could not be evaluated (then there is a `traceback` and no other key), or every
-      question failed.
+    `name` is one of `SYSTEMS`, or `run:WORKDIR`, which brings its own policies. See `table_row`;
+    the row has the key `error` if there is no score: the system could not be evaluated (then there
+    is a `traceback` and no other key), or every question failed.
     """
     try:
         row = table_row(system_result(name, context, models, questions), questions)

@@ -141,18 +141,6 @@ def test_a_failed_cell_is_retried_and_affects_no_other(sets, capsys, monkeypatch
         assert run(sets, address, "direct", judge="") == 2
 
 
-def test_cells_of_other_questions_are_refused(sets, capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with serving(lambda body: "x") as (address, requests):
-        assert run(sets, address, "direct") == 0
-        row = {"id": "z", "question": "where is z", "golden_answers": ["z"]}
-        write_jsonl(sets / "two.jsonl", row)
-        before = len(requests)
-        assert run(sets, address, "direct") == 2 and len(requests) == before
-    message = capsys.readouterr().err
-    assert "cells of 'two' with other questions than" in message and "NAME=FILE" in message
-
-
 @pytest.fixture
 def table_of(sets, monkeypatch):
     """Returns the exit code of `ragrl evaluate --data` with stubs for models and systems."""
@@ -189,12 +177,18 @@ def test_cells_of_another_index_are_refused(table_of, sets, capsys):
     assert "with another corpus or index than exact" in capsys.readouterr().err
 
 
-def test_cells_of_other_training_questions_are_refused(table_of, capsys):
+def test_cells_of_other_questions_are_refused(table_of, sets, capsys):
+    """To train on or to answer; without --train nothing is known of the former."""
     args = ["s=one.jsonl@corpus.jsonl", "--systems", "direct,skr_knn"]
     assert table_of(*args, "--train", "one.jsonl") == 0
     assert table_of(*args) == 0 and table_of(*args, "--train", "one.jsonl") == 0
     assert table_of(*args, "--train", "two.jsonl") == 2
     assert "other training questions than --train two.jsonl" in capsys.readouterr().err
+    row = {"id": "z", "question": "where is z", "golden_answers": ["z"]}
+    write_jsonl(sets / "one.jsonl", row)
+    assert table_of(*args) == 2
+    message = capsys.readouterr().err
+    assert "cells of 's' with other questions than one.jsonl" in message and "NAME=FILE" in message
 
 
 def test_a_run_that_was_trained_further_is_evaluated_again(table_of, sets, capsys, monkeypatch):
