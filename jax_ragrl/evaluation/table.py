@@ -325,6 +325,8 @@ def system_result(
     name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
 ) -> Result:
     """Evaluates one system, see `evaluate_row`, and writes its predictions and run file."""
+    system: System
+    sampler: ActionSampler
     if name.startswith(RUN):
         system, sampler = load_run_system(parse_run(name.removeprefix(RUN)), context.overrides)
     else:
