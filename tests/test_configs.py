@@ -388,6 +388,22 @@ def test_an_unknown_metric_is_refused_unless_registered(monkeypatch):
     assert dataclasses.replace(job, recipe=recipe).recipe.metric == "mine"
 
 
+def test_the_real_configs_train_the_subject_of_each_paper():
+    """What configs that only train a reader leave out."""
+    jobs = {name: load_job(load(f"real/{name}", {})) for name in (*PAPERS, "search_r1")}
+    assert {(job.index.kind, job.data.files.train) for job in jobs.values()} == {
+        ("bm25", "mixture:train")
+    }
+    system = {name: job.recipe.system for name, job in jobs.items()}
+    forced = jobs["c3po"].recipe.expander(frozenset()).forced_actions["router"]
+    assert [action.text for action in forced] == ["[No Retrieval]", "[Retrieval]", "[Planning]"]
+    assert {"rewriter", "selector", "generator"} == set(system["mmoa_rag"].roles)
+    assert system["coda"].max_turns > 2, "several tasks"
+    assert {"QDS", "R", "DS", "AG"} == set(system["mao_arag"].executors)
+    assert jobs["mao_arag"].objective.advantage == "group_centred"
+    assert system["opera"].max_plan_steps > 1 and {"plan", "rewrite"} < set(system["opera"].roles)
+
+
 def test_a_preset_that_does_not_exist_is_named():
     with pytest.raises(UserError, match=r"c3po.py:other: get_config\(\) has no 'other'"):
         load("tiny/c3po:other", {})
