@@ -26,6 +26,8 @@ FROZEN = {
     "kind": "openai",
     "model": "qwen2.5-coder-1.5b",
     "base_url": "http://127.0.0.1:8080/v1",
+    # Of fixed strategies, with the prompts of `c3po_real` and `mao_arag_real`; others are sent.
+    "replies": "mixture:replies",
     "concurrency": 2,
     "timeout": 600.0,
 }

@@ -135,7 +135,7 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--no-cache", action="store_true", help=cache)
     replies = "recorded replies of language models on servers, which 'ragrl replies' wrote"
-    sub.add_argument("--replies", type=local, metavar="FILE", help=replies)
+    sub.add_argument("--replies", type=data_path, metavar="FILE", help=replies)
     only = "a request without a recorded reply is an error: no server is needed"
     sub.add_argument("--replies-only", action="store_true", help=f"with --replies, {only}")
 

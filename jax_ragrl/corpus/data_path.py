@@ -16,10 +16,11 @@ SPLITS = ("train", "dev", "validation", "test")  # such a file name does not nam
 PART = re.compile(r"-\d+-of-\d+$")
 # The data that ships with the package, such as `mixture:train`. Each set is a folder of `data/`
 # with a note on its sources and licenses: Natural Questions (one hop); questions and passages of
-# it, HotpotQA and 2WikiMultiHopQA; MuSiQue (two to four hops), for tests alone.
+# it, HotpotQA and 2WikiMultiHopQA, with replies of a frozen model for `llm.replies`; MuSiQue (two
+# to four hops), for tests alone.
 SETS = {
     "nq": ("corpus", "train", "dev", "test"),
-    "mixture": ("corpus", "train", "dev", "test"),
+    "mixture": ("corpus", "train", "dev", "test", "replies"),
     "musique": ("corpus", "test"),
 }
 PACKAGED = re.compile(rf"({'|'.join(SETS)}):(.*)")
@@ -57,7 +58,8 @@ def data_file(path: str | pathlib.Path) -> pathlib.Path:
         names = ", ".join(f"{match[1]}:{file}" for file in SETS[match[1]])
         raise UserError(f"{str(path)!r} is not a packaged data file: use one of {names}")
     folder = pathlib.Path(str(importlib.resources.files("jax_ragrl"))) / "data" / match[1]
-    return folder / f"{match[2]}.jsonl.gz"
+    # `ragrl replies` compresses by xz.
+    return folder / f"{match[2]}.jsonl.{'xz' if match[2] == 'replies' else 'gz'}"
 
 
 def set_name(name: str | pathlib.Path, *, with_split: bool = False) -> str:

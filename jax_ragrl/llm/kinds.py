@@ -67,7 +67,8 @@ class OpenAIConfig:
       extra_body: further fields of each request's JSON body; None removes a field.
       cache: whether replies are stored in the folder of the run (`llm_cache.sqlite`), and equal
         requests are answered from there.
-      replies: a file of recorded replies (`ragrl replies`), which precede the cache; empty: none.
+      replies: a file of recorded replies (`ragrl replies`), which precede the cache, or the name of
+        a packaged one, such as `mixture:replies`; empty: none.
       replies_only: whether a request without a recorded reply ends the run, instead of being sent.
     """
 

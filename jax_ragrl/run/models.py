@@ -12,8 +12,8 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_ragrl.config.schema import local
 from jax_ragrl.corpus import world as worlds
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
@@ -235,7 +235,7 @@ def load_llm(
             timeout=llm.timeout,
             extra=llm.extra_body,
             cache=cache if llm.cache else None,
-            replies=local(llm.replies) if llm.replies else None,
+            replies=data_path(llm.replies) if llm.replies else None,
             replies_only=llm.replies_only,
         )
     if isinstance(llm, LocalLLMConfig):

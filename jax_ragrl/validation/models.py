@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jax_ragrl.config.schema import local
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.kinds import LLM, LocalLLMConfig, OpenAIConfig, WorldReaderConfig
 from jax_ragrl.llm.openai import OpenAILLM
@@ -107,7 +107,7 @@ def _check_reply(topic: str, llm: LLM) -> Iterator[Finding]:
     if not isinstance(llm, OpenAIConfig):
         return
     if llm.replies:
-        yield Finding("ok", topic, f"{llm.replies} holds {read_replies(local(llm.replies))}")
+        yield Finding("ok", topic, f"{llm.replies} holds {read_replies(data_path(llm.replies))}")
     if llm.replies_only:
         return
     # A check must not wait as long as a training run would.

@@ -1,6 +1,7 @@
 """Laws of the packaged data: names resolve, splits are disjoint, and gold is in the corpus."""
 
 import collections
+import dataclasses
 import gzip
 import hashlib
 import itertools
@@ -8,11 +9,20 @@ import re
 
 import pytest
 
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.data_path import SETS, data_file
 from jax_ragrl.corpus.formats import load_passages, load_questions
 from jax_ragrl.corpus.mixture import load_mixture
 from jax_ragrl.errors import UserError
+from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_llm
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.systems.baselines.script import GREEDY
+from jax_ragrl.text.prompts import user_turn
+from jax_ragrl.types import LLMRequest
 
+SPLITS = ("train", "dev", "test")
 SIZES = {
     "nq": {"corpus": 7359, "train": 1112, "dev": 100, "test": 400},
     "mixture": {"corpus": 23071, "train": 951, "dev": 160, "test": 1204},
@@ -37,7 +47,7 @@ def words(question):
 def test_every_name_is_a_file_and_every_gold_passage_is_in_the_corpus(name):
     ids = [passage.id for passage in load_passages(data_file(f"{name}:corpus"))]
     sizes = {"corpus": len(set(ids))}
-    for split in SETS[name][1:]:
+    for split in list(SIZES[name])[1:]:
         questions = load_questions(data_file(f"{name}:{split}"))
         sizes[split] = len({q.id for q in questions})
         assert all(q.answers and q.gold and set(q.gold) <= set(ids) for q in questions)
@@ -54,7 +64,7 @@ def test_the_files_are_those_that_were_recorded(name):
 def test_no_question_is_in_two_splits(name):
     texts = [
         {" ".join(q.text.lower().split()) for q in load_questions(data_file(f"{name}:{split}"))}
-        for split in ("train", "dev", "test")
+        for split in SPLITS
     ]
     assert not any(a & b for a, b in itertools.combinations(texts, 2))
 
@@ -73,19 +83,39 @@ def test_no_trained_question_is_near_one_of_another_file_or_of_musique():
 
 def test_the_mixture_keeps_the_division_of_nq():
     """A test question of `nq` is never trained on."""
-    old = {s: {f"nq/{q.id}" for q in load_questions(data_file(f"nq:{s}"))} for s in SETS["nq"][1:]}
-    new = {s: {q.id for q in load_questions(data_file(f"mixture:{s}"))} for s in SETS["nq"][1:]}
+    old = {s: {f"nq/{q.id}" for q in load_questions(data_file(f"nq:{s}"))} for s in SPLITS}
+    new = {s: {q.id for q in load_questions(data_file(f"mixture:{s}"))} for s in SPLITS}
     assert old["test"] <= new["test"]
     assert old["dev"] <= new["dev"]
     assert {i for i in new["train"] if i.startswith("nq/")} <= old["train"]
 
 
-@pytest.mark.parametrize("split", ["train", "dev", "test"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_the_first_questions_of_the_mixture_hold_each_kind_in_proportion(split):
     questions = load_questions(data_file(f"mixture:{split}"))
     first = collections.Counter(q.kind for q in questions[:80])
     for kind, count in collections.Counter(q.kind for q in questions).items():
         assert abs(first[kind] - count * 80 / len(questions)) <= 1.5, kind
+
+
+def test_the_recorded_replies_answer_the_present_prompts():
+    """A letter of another prompt would leave them unused, and every request would be sent."""
+    llm = load_job(load_config(CONFIGS / "real" / "mao_arag.py", [])).llm
+    assert llm.replies == "mixture:replies"
+    reader = load_llm(dataclasses.replace(llm, replies_only=True), None, "", Shapes())
+    questions = load_questions(data_file("mixture:dev"))
+    chained = next(q for q in questions if q.kind == "hotpotqa bridge")
+    asked = [
+        ("c3po_real", "answer_direct", questions[0]),
+        ("mao_arag_real", "answer_direct", questions[0]),
+        ("mao_arag_real", "decompose_serial", chained),
+    ]
+    requests = [
+        LLMRequest(name, user_turn(style, name, question=q.text), GREEDY)
+        for style, name, q in asked
+    ]
+    replies = reader.complete(requests)  # an error without a recorded reply
+    assert all(isinstance(reply, MeteredReply) for reply in replies) and replies[0] == replies[1]
 
 
 def test_a_name_is_accepted_where_a_question_file_is():
