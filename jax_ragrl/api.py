@@ -72,14 +72,9 @@ class Answer(NamedTuple):
 def load_config(
     file: str | pathlib.Path, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Reads a config file and applies overrides.
+    """Reads a config file, a Python file with a function `get_config()`, as nested dictionaries.
 
-    Args:
-      file: a Python file with a function `get_config()`.
-      overrides: values by dotted key, such as `{"run.steps": 10}`.
-
-    Returns:
-      The config as nested dictionaries.
+    `overrides` are values by dotted key, such as `{"run.steps": 10}`.
 
     Raises:
       UserError: the file cannot be read, or a key does not fit its structure.
@@ -135,11 +130,7 @@ def train(
 
 
 def _with_reward(recipe: Recipe, reward: Reward) -> Recipe:
-    """Returns the recipe with a function of question and answer as its reward.
-
-    Raises:
-      UserError: the credit of the recipe does not read the rewards of answers.
-    """
+    """Returns the recipe with a function of question and answer as its reward."""
     if not recipe.reads_leaves:
         raise UserError(
             "reward is a function of the answer, but the roles of this system learn from their own "
@@ -178,22 +169,14 @@ def open_run(
 def evaluate(run: TrainedRun, questions: Sequence[Question]) -> Result:
     """Answers every question once, greedily, and scores the answers.
 
-    Args:
-      run: from `train` or `open_run`.
-      questions: with gold answers, such as `run.questions["test"]`.
-
-    Returns:
-      Scores per question, costs and counts; `Result.summary()` has the means in percent.
+    `Result.summary()` has the means in percent. Questions have gold answers, such as
+    `run.questions["test"]`.
     """
     return evaluate_models(run.job, run.components, run.components.models(), questions)
 
 
 def ask(run: TrainedRun, question: str) -> Answer:
     """Answers one question.
-
-    Args:
-      run: from `train` or `open_run`.
-      question: the text of the question.
 
     Raises:
       UserError: the retriever or the frozen language model failed.

@@ -61,11 +61,7 @@ def _without_input(function: Any, inputs: tuple[str, ...]) -> list[str]:
 
 
 def imported(where: str, text: str) -> Any:
-    """Returns the object that a text `module:name` names.
-
-    Args:
-      where: the name of the text in the message, such as a dotted config key.
-      text: the text.
+    """Returns the object that a text `module:name` names; `where` names the text in messages.
 
     Raises:
       UserError: there is no such object.

@@ -45,13 +45,7 @@ MeshSizes = tuple[Annotated[int, Ge(1), Or(-1)], ...]
 
 
 def check_number(value: float, limits: Sequence[Any], where: str) -> None:
-    """Raises `UserError` if a number is not allowed.
-
-    Args:
-      value: the number.
-      limits: the annotations of its type; only bounds and `Or` count.
-      where: its dotted path, for the message.
-    """
+    """Raises `UserError` if a number at the path `where` is neither within bounds nor an `Or`."""
     # An `Interval` is several bounds.
     limits = [x for each in limits for x in (each if isinstance(each, GroupedMetadata) else [each])]
     others = [limit.value for limit in limits if isinstance(limit, Or)]

@@ -225,13 +225,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def one_of(where: str, value: str, valid: Iterable[str]) -> None:
-    """Raises `UserError` if a value is not among the valid ones.
-
-    Args:
-      where: the name of the value in the message, such as a dotted config key.
-      value: the value to check.
-      valid: all values that are allowed.
-    """
+    """Raises `UserError` if a value, named `where` in the message, is not among the valid ones."""
     if value not in valid:
         raise UserError(f"{where} is {value!r}: use one of {', '.join(valid)}")
 

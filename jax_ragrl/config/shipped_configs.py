@@ -41,9 +41,6 @@ def config_path(name: str) -> pathlib.Path:
 
     A file of the working directory comes first; `configs/...` is otherwise a shipped file, so that
     the commands of the documentation work in any folder.
-
-    Args:
-      name: the path.
     """
     path = pathlib.Path(name)
     is_shipped = not path.exists() and path.parts[:1] == ("configs",)

@@ -67,14 +67,7 @@ def check_saved_config(
     free: Collection[str],
     place: str = "--workdir",
 ) -> None:
-    """Raises `UserError` if a config differs from a saved one.
-
-    Args:
-      file: the file that `save_config` wrote.
-      values: the nested values of the config.
-      free: dotted keys (`config.a.b`) that may differ.
-      place: the option that names another folder, for the error message.
-    """
+    """Raises `UserError` if a config differs from a saved one; arguments as in `save_config`."""
     # The new config makes the same trip through JSON as the file, which turns tuples into lists.
     before, now = _flat(load_saved_config(file)), _flat(json.loads(_text(values)))
     # The symmetric difference contains keys that only one of the configs has, too.

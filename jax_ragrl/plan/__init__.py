@@ -97,12 +97,9 @@ class PlanConfig:
 
 
 def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
-    """Computes the bytes per device.
+    """Computes the bytes per device of real or described devices.
 
-    Args:
-      run: the part of the config that affects memory.
-      config: architecture of the policies that `run.policies` does not contain.
-      devices: real or described devices.
+    `config` is the architecture of the policies that `run.policies` does not contain.
 
     Returns:
       `state_bytes`: permanent memory of the policies. `update` and `sampling`: the programs with
@@ -162,7 +159,6 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
 def _programs(
     run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the counts of a rollout and of an update."""
     # The rollout comes first: for one mesh, `fit` changes the update alone.
     with fitting(SAMPLING, "shapes.max_prompt_tokens or shapes.batch_sizes"):
         sampling = count_rollout(

@@ -28,14 +28,7 @@ def abstract_decoder(
     rules: Rules | None = None,
     lora: LoRAConfig | None = None,
 ) -> Decoder:
-    """A decoder with abstract parameters.
-
-    Args:
-      config: its architecture.
-      mesh: mesh of the shardings.
-      rules: sharding rules; None = the default for training.
-      lora: adds an adapter.
-    """
+    """A decoder with abstract parameters on a mesh, by default by the rules of training."""
     shapes = abstract_params(config)
     shardings = tree_shardings(logical_axes(config), shapes, mesh, rules)
     decoder = Decoder.from_params(config, with_shardings(shapes, shardings))

@@ -24,14 +24,10 @@ SAMPLING = "sampling"  # the program of a `TooLargeError`
 
 
 def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
-    """Returns the meshes to try, the smallest tensor axis first.
+    """Returns the meshes of a number of devices to try, the smallest tensor axis first.
 
     The tensor axis divides the key-value heads; the fsdp axis is the largest that leaves each
     device at least 128 columns of the width, and the data axis takes the other devices.
-
-    Args:
-      config: the architecture.
-      devices: the number of devices.
     """
     shapes = []
     for tensor in range(1, config.num_kv_heads + 1):
@@ -49,13 +45,7 @@ def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
 
 
 def candidates(run: Any, config: DecoderConfig, devices: int) -> Iterator[Any]:
-    """Yields changed runs, in the order of their expected speed.
-
-    Args:
-      run: a `PlanConfig`.
-      config: the architecture.
-      devices: the number of devices.
-    """
+    """Yields changes of a `PlanConfig`, in the order of their expected speed."""
     tokens = run.packing.tokens_per_device
     longest = max(run.packing.row_lengths)
     sizes = [n for n in (tokens >> i for i in range(HALVINGS + 1)) if n >= min(longest, tokens)]
@@ -68,13 +58,8 @@ def candidates(run: Any, config: DecoderConfig, devices: int) -> Iterator[Any]:
 def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, Any]:
     """Returns the plan of the first candidate that fits, with its `changes` of the config.
 
-    If none does, the first one that fits without the exact index, which `changes` then replaces.
-
-    Args:
-      run: a `PlanConfig`.
-      config: the architecture.
-      devices: the number of devices.
-      plan: computes the plan of a changed run.
+    `run` is a `PlanConfig`. If no candidate fits, the first one does that fits without the exact
+    index, which `changes` then replaces.
 
     Raises:
       UserError: no candidate fits, or the memory of the devices is unknown.

@@ -26,11 +26,7 @@ Places = dict[str, dict[str, int]]
 
 
 def index_memory(index: Index, devices: int) -> dict[str, dict[str, Any]]:
-    """Returns the bytes of each local index by place and content.
-
-    Args:
-      index: section of the config.
-      devices: devices of a host.
+    """Returns the bytes of each local index by place and content, given the devices of a host.
 
     Returns:
       Per index, by its folder: kind, count, `device_bytes` of the fullest device, `host_bytes` and
@@ -95,7 +91,6 @@ def _place(
     host: dict[str, int] | None = None,
     mapped: dict[str, int] | None = None,
 ) -> Places:
-    """Returns the bytes by place; an absent place is empty."""
     return {"device_bytes": device or {}, "host_bytes": host or {}, "mapped_bytes": mapped or {}}
 
 

@@ -99,14 +99,7 @@ def _is_search(name: str) -> bool:
 def count_other_models(
     index: Index, models: Mapping[str, LLM], shapes: Shapes, mesh: Mesh
 ) -> OtherModels:
-    """Counts the memory per device of an index and of language models.
-
-    Args:
-      index: section of the config.
-      models: language models by section of the config.
-      shapes: static shapes of sampling.
-      mesh: devices of the run.
-    """
+    """Counts the memory per device of an index and of language models by section of the config."""
     counts: dict[str, Callable[[], dict[str, Any]]] = {}
     for number, part in enumerate(_vector_indexes(index), start=1):
         suffix = f" {number}" if number > 1 else ""
@@ -135,7 +128,6 @@ def count_other_models(
 
 
 def _vector_indexes(index: Index) -> list[VectorIndex]:
-    """The indexes that have vectors: words and servers use no memory of the devices."""
     return [part for part in parts_of(index) if isinstance(part, VectorIndex)]
 
 
@@ -168,7 +160,6 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
 
 
 def _rows(shape: tuple[int, int], dtype: str, device: Mesh) -> Any:
-    """The abstract vectors of an exact index on one device."""
     array = replicated_array(shape, jnp.dtype(dtype), device)
     if dtype != INT8:
         return array
@@ -239,5 +230,4 @@ def host_mesh(mesh: Mesh) -> Mesh:
 
 
 def _first_device(mesh: Mesh) -> Mesh:
-    """The mesh of the first device only."""
     return Mesh(mesh.devices[:1, :1, :1], mesh.axis_names, axis_types=mesh.axis_types)

@@ -40,16 +40,9 @@ def count_sampling(
 ) -> dict[str, Any]:
     """Counts the memory of the batch of prompts with the largest cache.
 
-    A cache that grows is assumed to reach its full size before any row ends.
-
-    Args:
-      shapes: static shapes of sampling.
-      config: architecture, with the compute dtype.
-      mesh: devices of the run.
-      width: continuations per prompt.
-      rules: sharding rules of the weights.
-      lora: adapter, if any.
-      nucleus: whether tokens are sampled with a nucleus filter.
+    A cache that grows is assumed to reach its full size before any row ends. `config` has the
+    compute dtype, `width` continuations are sampled per prompt, `rules` shard the weights, and
+    `nucleus` says whether tokens are sampled with a nucleus filter.
 
     Returns:
       `prompts` ([prompts, length]), `width`, `prefill_tokens` (of the program that is counted),

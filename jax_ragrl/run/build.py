@@ -35,12 +35,8 @@ def build_components(
 ) -> Components:
     """Builds all components of a run; builds the index in the work folder if there is none.
 
-    Args:
-      job: the run.
-      workdir: the folder of the run, which may hold the index.
-      questions: questions by split (`train`, `dev`, `test`) instead of the config's.
-      retriever: a retriever instead of the config's index.
-      llm: a frozen language model instead of the config's.
+    `questions` by split (`train`, `dev`, `test`), `retriever` and `llm` replace those of the
+    config.
     """
     if questions is not None and retriever is not None:
         data = LoadedData(Corpus(()), questions, None)  # the config's corpus is not needed
@@ -69,15 +65,7 @@ def build_surroundings(
 ) -> Components:
     """Builds all components of a run but its policies.
 
-    Args:
-      job: the run.
-      workdir: the folder of the run, which may hold the index.
-      data: corpus and questions.
-      mesh: the mesh of the run, or None.
-      tokenizer: the tokenizer of all policies.
-      retriever: a retriever instead of the config's index.
-      llm: a frozen language model instead of the config's.
-      load: loads models; by default a new `shared_loader`.
+    `retriever` and `llm` replace those of the config; `load` is by default a new `shared_loader`.
     """
     corpus, questions, world = data
     # Each process answers the requests of its questions, on its local devices.
@@ -107,8 +95,7 @@ def build_surroundings(
 def reply_cache(folder: pathlib.Path) -> pathlib.Path:
     """Returns the file of cached replies in a folder.
 
-    Each process of a run has its own: hosts may share the folder over a network, and a file system
-    there may have no locks.
+    Each process has its own: a file system that hosts share may have no locks.
     """
     process = jax.process_index()
     return folder / (f"{process}-{CACHE_FILE}" if process else CACHE_FILE)

@@ -19,11 +19,7 @@ class RunCheckpoint(NamedTuple):
     name: str = NEWEST
 
     def open(self) -> tuple[Checkpoints, int]:
-        """Returns the checkpoints of the run and the step of this one.
-
-        Raises:
-          UserError: the run has no such checkpoint.
-        """
+        """Returns the checkpoints and the step of this one; `UserError` if there is none."""
         subfolder = BEST if self.name == BEST else "checkpoints"
         folder = self.folder / subfolder
         if not folder.is_dir():  # Orbax would create it

@@ -65,11 +65,6 @@ def claim_data(
 ) -> None:
     """Records the questions, corpora and indexes of a run, and reports gold that the corpora lack.
 
-    Args:
-      retriever: of the run.
-      questions: by split.
-      workdir: folder of the run.
-
     Raises:
       UserError: `workdir` holds results of other questions, another corpus or build of an index.
     """
@@ -81,13 +76,10 @@ def claim_data(
 
 
 def claim_questions(questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path) -> None:
-    """Records the questions of a run, or checks that a resumed run has the same.
+    """Records the questions of a run by split, or checks that a resumed run has the same.
 
     A file of questions may be edited, and a branch on the Hub may move, under an unchanged config.
-
-    Args:
-      questions: by split. A call may lack splits, or add some.
-      workdir: folder of the run.
+    A call may lack splits, or add some.
 
     Raises:
       UserError: `workdir` holds results with other questions.
@@ -118,10 +110,6 @@ def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
     A searcher of ScaNN is a function of its vectors for one release of ScaNN and one kind of
     processor. Another one returns other hits, and a resumed run would not end as a whole one.
 
-    Args:
-      retriever: of the run.
-      workdir: folder of the run.
-
     Raises:
       UserError: `workdir` holds results that another build of an index gave.
     """
@@ -145,8 +133,7 @@ def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
 def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
     """Records the corpora of a run, or checks that a resumed run has the same.
 
-    Returns:
-      Whether this call has recorded them, because the run begins.
+    Returns whether this call has recorded them, because the run begins.
 
     Raises:
       UserError: `workdir` holds results with another corpus.
@@ -168,11 +155,7 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
 def _record(file: pathlib.Path, kind: type[list] | type[dict], item: type, what: str) -> Any:
     """Returns the content of a JSON file that only a check reads; None in a run without results.
 
-    Args:
-      file: a file in the work folder, which a run of an earlier version may lack.
-      kind: the type of its content, a list or an object.
-      item: the type of the items, or of the keys.
-      what: both in words, for the error.
+    A run of an earlier version may lack the file. `what` is the kind and its items, for the error.
     """
     if not (has_results(file.parent) and file.exists()):
         return None

@@ -43,9 +43,8 @@ def load_data(
 
     Args:
       data: the config of the data.
-      folder: the folder of the index, which also stores the passages of a file; None holds them in
-        memory.
-      index: the config of the index, whose encoder counts the size of chunks; None: words.
+      folder: of the index, which also stores the passages of a file; None holds them in memory.
+      index: its encoder counts the size of chunks; None: words.
     """
     if data.files is not None:
         files = data.files

@@ -51,18 +51,15 @@ class Result:
     Fields:
       scores: float64 `[Q]` by metric, in the order of the questions; nan for failed questions.
       finish_reasons: the number of rollouts by finish reason (`answered`, `failed`, ...).
-      invalid_actions: counts by error of invalid actions, and of invalid replies of frozen roles
-        that a leaf's state lists as `faults`.
-      strategies: the number of rollouts by strategy; empty if the system has no strategies.
+      invalid_actions: counts by error of invalid actions, and of invalid replies of frozen roles.
+      strategies: rollouts by strategy; empty if the system has no strategies.
       costs: float64 `[Q]` by kind of cost, see `costs_of`.
       roles: the result of `role_costs`.
       answers: the answers; None without one.
       failures: the error messages of failed questions.
-      retrieval: float64 `[Q]` from 0 to 1 by measure of the passages that the searches of a
-        question returned, see `trajectory_measures`; nan for failed questions and for those that
-        name no gold passages. Empty if none names any.
-      passages: the distinct passages of these searches per question, in the order of their first
-        appearance; empty for failed questions.
+      retrieval: see `retrieval_scores`.
+      passages: the distinct passages that the searches of a question returned, in the order of
+        their first appearance; empty for failed questions.
       traces: the rollout of each question.
     """
 
@@ -100,9 +97,8 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Returns an overview as JSON values: scores in percent, None if every question failed.
 
-        `failed_with` is the most frequent error message, if a question failed. `unjudged` is the
-        number of other questions to which the judge gave no verdict, if there are any; they do not
-        enter the mean of `judge`.
+        `failed_with` is the most frequent error message, if a question failed. `unjudged` counts
+        other questions without a verdict of the judge; they do not enter the mean of `judge`.
         """
         most_common = collections.Counter(self.failures).most_common(1)
         unscored = int(np.isnan(self.scores["judge"]).sum()) if "judge" in self.scores else 0
@@ -131,7 +127,6 @@ def _mean(x_Q: np.ndarray) -> float:
 
 
 def _finite(x: float) -> float | None:
-    """Replaces nan, which JSON does not have, by None."""
     return x if np.isfinite(x) else None
 
 
@@ -159,9 +154,9 @@ def evaluate(
       system: the system.
       questions: the questions; each has one result, also if it fails.
       environment: a sampler (greedy for a table), a retriever and a frozen language model.
-      judge: a language model that grades the answers, as the score `judge`.
+      judge: grades the answers, as the score `judge`.
       prices: adds the cost `dollars`, unless all of them are 0.
-      batch: the number of questions rolled out together; results do not depend on it.
+      batch: questions rolled out together; results do not depend on it.
     """
     forests = _roll_out(system, questions, environment, batch)
     leaves = [leaf for forest in forests for leaf in forest.leaves()]
@@ -272,15 +267,9 @@ def table(
 ) -> dict[str, dict[str, Any]]:
     """Splits the scores by a property of the questions, such as the number of hops.
 
-    Args:
-      result: the scores.
-      questions: the questions of the result, in its order.
-      key: from a question to the property.
-
-    Returns:
-      By the property as text: the number of `questions`, and for each metric, and the `recall` of
-      gold passages, `[mean, low, high]` with the 95 % bootstrap interval, in percent. Failed
-      questions do not enter the scores.
+    Returns by the property as text: the number of `questions`, and for each metric, and the
+    `recall` of gold passages, `[mean, low, high]` with the 95 % bootstrap interval, in percent.
+    Failed questions do not enter the scores.
     """
     rows: dict[str, dict[str, Any]] = {}
     columns = {**result.scores, **{n: x for n, x in result.retrieval.items() if n == "recall"}}

@@ -97,7 +97,6 @@ class Guard:
     def observe(
         self, history: History, row: Mapping[str, Any]
     ) -> tuple[History, tuple[Incident, ...]]:
-        """Folds a row of metrics into a history, see `run.indicators.observe`."""
         return observe(self.limits, self.patience, self.baseline_steps, history, row)
 
     def __post_init__(self) -> None:
@@ -130,11 +129,8 @@ class Guard:
 def is_comparable(score_Q: np.ndarray, failures: Sequence[str]) -> bool:
     """Whether enough questions have a score that the mean may be compared with other evaluations.
 
-    Warns if some have one, but too few: those that an outage spares may all be easy ones.
-
-    Args:
-      score_Q: the scores of an evaluation; nan for questions without one.
-      failures: the error messages of failed questions.
+    Warns if some have one, but too few: those that an outage spares may all be easy ones. `score_Q`
+    is nan for questions without a score.
     """
     is_scored_Q = np.isfinite(score_Q)
     if is_scored_Q.mean() >= SCORED_SHARE:
@@ -159,11 +155,8 @@ class RunMonitor:
     def __init__(self, guard: Guard, workdir: pathlib.Path, period: int = 1):
         """Starts to monitor a run.
 
-        Args:
-          guard: the bounds of metrics.
-          workdir: the folder of the run, for error messages.
-          period: steps between evaluations. Within the first `period` steps, every metric must
-            have been logged once; a bound on a metric that was not causes a warning.
+        Within the first `period` steps, which end with an evaluation, every bounded metric must
+        have been logged once; a bound on another one causes a warning.
         """
         # A config of an older run may have bounds on metrics that have been renamed since.
         self._bounds = guard.bounds
@@ -181,12 +174,7 @@ class RunMonitor:
         return not self._failed_steps and not self._steps_outside
 
     def check_rollout(self, forest: Forest) -> None:
-        """Checks that the environment answers.
-
-        Raises:
-          UserError: every question failed for `OUTAGE` consecutive steps, or in the first step (an
-            address may be wrong).
-        """
+        """Raises `UserError` if every question failed for `OUTAGE` steps, or in the first step."""
         # A few failures are normal, for example of questions that a server rejects.
         has_failed = forest.has_failed
         self._failed_steps = self._failed_steps + 1 if has_failed else 0
@@ -202,23 +190,18 @@ class RunMonitor:
             )
 
     def check_evaluation(self, score: float, failures: Sequence[str]) -> None:
-        """Warns if an evaluation has no score; see `check_last` for the last step.
-
-        Args:
-          score: the mean score; nan if no question could be scored.
-          failures: the error messages of failed questions.
-        """
+        """Warns if an evaluation has no score (nan); see `check_last` for the last step."""
         reason = failures[-1] if failures else NO_VERDICT
         self._evaluation_failure = "" if math.isfinite(score) else reason
         if self._evaluation_failure:
             warnings.warn(f"no dev question could be scored, the last with: {reason}", stacklevel=2)
 
     def check_last(self) -> None:
-        """Checks that the last step of a run may be saved.
+        """Checks that the last step of a run may be saved, after which it is never repeated.
 
         Raises:
           UserError: every question of the step or of its evaluation failed, or a metric is outside
-            its bounds. If the step were saved, it would count as done and never be repeated.
+            its bounds.
         """
         # Any metric outside its bounds counts here, without patience: no later step can recover.
         reasons = [self._excess[name] for name in sorted(self._steps_outside)]
@@ -240,13 +223,9 @@ class RunMonitor:
         Warns if a bounded metric has not been logged within the first period (its name may be
         wrong), and in the first step if a role's actions are all invalid.
 
-        Args:
-          metrics: the metrics of the step.
-          last: whether the step is the last one of the run, see `check_last`.
-
         Raises:
-          UserError: a metric was outside its bounds for too many consecutive steps, or the last
-            step may not be saved.
+          UserError: a metric was outside its bounds for too many consecutive steps, or the step is
+            the last one and may not be saved.
         """
         # Later steps may collapse for other reasons, which bounds catch.
         if self._is_first_step:
@@ -292,7 +271,6 @@ class RunMonitor:
 
 
 def _warn_if_all_invalid(metrics: Mapping[str, float]) -> None:
-    """Warns of roles whose actions are all invalid."""
     prefix, errors = "valid_frac/", [key for key in metrics if key.startswith("invalid_action/")]
     roles = [k.removeprefix(prefix) for k, x in metrics.items() if k.startswith(prefix) and x == 0]
     if roles:

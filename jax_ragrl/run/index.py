@@ -125,11 +125,6 @@ def open_or_build_index(
 ) -> DenseRetriever:
     """Opens the index of a corpus; builds it first if there is none.
 
-    Args:
-      corpus: the passages.
-      index: the config of the index.
-      workdir: the folder of the run, which holds the index unless the config names another folder.
-
     Raises:
       UserError: the index in the folder has another kind, dtype or encoder, or the encoder of the
         config cannot be loaded.
@@ -158,12 +153,7 @@ def _config_encoder(index: VectorIndex, folder: pathlib.Path, corpus: Corpus) ->
 
 
 def has_other_source(index: VectorIndex, folder: pathlib.Path) -> bool:
-    """Whether a config names another encoder than the index in a folder, perhaps a moved copy.
-
-    Args:
-      index: the config of the index.
-      folder: of the index.
-    """
+    """Whether a config names another encoder than the index in a folder, perhaps a moved copy."""
     path = pathlib.Path(index.encoder)
     # As `load_encoder` describes its source: a built-in encoder is a name in any folder.
     is_folder = index.encoder not in BUILTIN and path.is_dir()

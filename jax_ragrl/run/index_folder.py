@@ -37,10 +37,7 @@ def open_folder(
 ) -> Retriever:
     """Opens an index of any kind with the corpus for which it was built.
 
-    Args:
-      folder: written by `ragrl data index` or by a run.
-      corpus: the same passages in the same order.
-      llm: loads the frozen language model, for a pipeline that it reranks.
+    `llm` loads the frozen language model, for a pipeline that it reranks.
 
     Raises:
       UserError: no index, or another corpus.
@@ -56,9 +53,7 @@ def open_folder(
 
 
 def section_of(options: Mapping[str, Any]) -> BM25Index | PipelineIndex | None:
-    """Returns the section that the options of `ragrl data index` describe.
-
-    None is an index of vectors, which `retrieval.index.run_index` builds.
+    """Returns the section that the options of `ragrl data index` describe; None for vectors.
 
     Raises:
       UserError: an option is not read by the kind, or the kind is unknown.
@@ -142,13 +137,7 @@ def build_folder(
 def build_section(
     corpus: Corpus, index: BM25Index | PipelineIndex, folder: pathlib.Path
 ) -> Retriever:
-    """Builds an index of words or a pipeline, and opens it; a collective.
-
-    Args:
-      corpus: at least one passage.
-      index: the settings.
-      folder: of the index; one in it is replaced.
-    """
+    """Builds an index of words or a pipeline in a folder, and opens it; a collective."""
     if isinstance(index, PipelineIndex):
         return _build_pipeline(corpus, index, folder)
 
@@ -160,7 +149,6 @@ def build_section(
 
 
 def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) -> Retriever:
-    """Builds the indexes of a pipeline that do not exist yet, and describes it in `index.json`."""
     if not local_parts(index):
         raise UserError(
             f"every retriever of {index.retrievers} is a server: there is no index to build; set "

@@ -97,15 +97,8 @@ class Indicator(NamedTuple):
 class Incident(NamedTuple):
     """An indicator beyond its threshold, for as many steps as its action waits.
 
-    Fields:
-      step: the number of completed steps.
-      indicator: the key of the indicator in `guard`.
-      metric: the metric.
-      value: the value of the metric.
-      number: the number that was compared.
-      threshold: the threshold.
-      action: what happens, one of `ACTIONS`.
-      message: all of it in words.
+    `step` counts completed steps, `indicator` is its key in `guard`, `number` is what was compared,
+    `action` one of `ACTIONS`, and `message` all of it in words.
     """
 
     step: int
@@ -121,9 +114,7 @@ class Incident(NamedTuple):
 class History(NamedTuple):
     """The state of the indicators after some rows.
 
-    Fields:
-      trends: by indicator and metric.
-      rate_factor: a factor of the learning rate of the policies.
+    It has trends by indicator and metric, and a factor of the learning rate of the policies.
     """
 
     trends: Mapping[tuple[str, str], Trend] = MappingProxyType({})
@@ -185,18 +176,14 @@ INDICATORS: Mapping[str, Indicator] = {
 
 @functools.lru_cache(maxsize=4096)
 def _family(key: str) -> str:
-    """The name of the metric that a key belongs to; empty for keys such as `step`."""
     metric = metric_of(key)
     return metric.name if metric else ""
 
 
 def with_value(trend: Trend, value: float, steps: int) -> Trend:
-    """Returns a trend with a further value.
+    """Returns a trend with the value of a further step.
 
-    Args:
-      trend: the values so far.
-      value: the value of a step.
-      steps: the number of first steps that are the baseline, and of those in a median.
+    `steps` is the number of first steps that are the baseline, and of those in a median.
     """
     recent = (*trend.recent, value)[-steps:]
     # Fewer values are too noisy: one lucky step would be the best one for ever.
@@ -207,11 +194,7 @@ def with_value(trend: Trend, value: float, steps: int) -> Trend:
 def number_of(indicator: Indicator, value: float, trend: Trend, steps: int) -> float | None:
     """Returns the number that is compared with a threshold; None if there is none yet.
 
-    Args:
-      indicator: the indicator.
-      value: the value of a step.
-      trend: the values before it.
-      steps: the number of first steps.
+    `trend` has the values before, and `steps` is the number of first steps.
     """
     # A rate that is far too high ruins a policy within these steps: `kl` must not wait.
     is_ready = len(trend.first) == steps or not indicator.is_relative
@@ -219,13 +202,7 @@ def number_of(indicator: Indicator, value: float, trend: Trend, steps: int) -> f
 
 
 def is_beyond(indicator: Indicator, number: float | None, threshold: float) -> bool:
-    """Whether the number of an indicator is beyond its threshold.
-
-    Args:
-      indicator: the indicator.
-      number: as `number_of` returns it.
-      threshold: the threshold.
-    """
+    """Whether the number of an indicator, as `number_of` returns it, is beyond its threshold."""
     if number is None:
         return False
     # Strict: a threshold itself is within the bounds, as in `guard.bounds`.
@@ -244,14 +221,14 @@ def observe(
     history: History,
     row: Mapping[str, Any],
 ) -> tuple[History, tuple[Incident, ...]]:
-    """Folds a row of metrics into the history of a run.
+    """Folds a row of `metrics.jsonl` into the history of a run.
 
     Args:
       limits: by indicator, its threshold and action.
       patience: steps in a row beyond a threshold that make an incident; `undo` does not wait.
       steps: the number of first steps, with which relative indicators compare.
       history: the rows before.
-      row: the row of a step in `metrics.jsonl`.
+      row: the row of a step.
 
     Returns:
       The history with the row, and the incidents of its step.
@@ -282,13 +259,7 @@ def observe(
 
 
 def action_of(limit: Limit, streak: int, patience: int) -> str:
-    """Returns the action after a step; empty: none.
-
-    Args:
-      limit: the threshold and its action.
-      streak: consecutive steps beyond the threshold, this step included.
-      patience: see `observe`.
-    """
+    """Returns the action after `streak` consecutive steps beyond a threshold; empty: none."""
     # An update is undone now or never.
     if limit.action == UNDO and streak:
         return STOP if streak > UNDOS else UNDO
@@ -299,7 +270,6 @@ def action_of(limit: Limit, streak: int, patience: int) -> str:
 def _incident(
     step: int, name: str, key: str, value: float, number: float, limit: Limit, action: str
 ) -> Incident:
-    """Builds an incident; arguments as in its fields."""
     side = "below" if INDICATORS[name].is_low else "above"
     message = (
         f"guard.{name} at step {step}: {key} is {value:.4g}, which is {number:.3g} "
@@ -311,12 +281,7 @@ def _incident(
 
 
 def may_save(limits: Mapping[str, Limit], history: History) -> bool:
-    """Whether a step may become a checkpoint: not on the way to a stop.
-
-    Args:
-      limits: by indicator, its threshold and action.
-      history: the rows so far.
-    """
+    """Whether a step may become a checkpoint: not on the way to a stop."""
     return not any(
         trend.streak and limits[name].action == STOP for (name, _), trend in history.trends.items()
     )

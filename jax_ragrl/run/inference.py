@@ -23,12 +23,8 @@ from jax_ragrl.types import Question
 def trained_policies(
     job: Job, decoders: Mapping[str, Decoder], run: RunCheckpoint
 ) -> dict[str, Decoder]:
-    """Loads the policies of a checkpoint.
-
-    Args:
-      job: the run.
-      decoders: the policies before training, by name; they give the shapes and frozen weights.
-      run: the folder of the run and the name of the checkpoint.
+    """Loads the policies of a checkpoint; `decoders`, those before training, give the shapes and
+    frozen weights.
 
     Raises:
       UserError: there is no such checkpoint.
@@ -50,12 +46,8 @@ def evaluate_models(
 ) -> Result:
     """Evaluates policies with the inference algorithm of the system: greedy, one rollout each.
 
-    Args:
-      job: the run.
-      parts: retriever, language models and judge.
-      models: split decoders by the name of their policy.
-      questions: the questions to answer.
-      system: the system; None: the one for evaluation in the recipe of the job.
+    `models` are split decoders by the name of their policy; `system` is by default the one for
+    evaluation in the recipe of the job.
     """
     environment = greedy_environment(job, parts, models)
     system = system or job.recipe.evaluation_system
@@ -63,13 +55,7 @@ def evaluate_models(
 
 
 def ask(job: Job, parts: Components, question: str) -> str:
-    """Answers one question with the inference algorithm of the system; returns the transcript.
-
-    Args:
-      job: the run.
-      parts: retriever, language models and policies.
-      question: the text of the question.
-    """
+    """Answers one question with the inference algorithm of the system; returns the transcript."""
     environment = greedy_environment(job, parts, parts.models())
     return transcript(roll_out_texts(job.recipe.evaluation_system, environment, [question]), 0)
 
@@ -79,11 +65,6 @@ def roll_out_texts(system: System, environment: Environment, texts: Sequence[str
 
     The text is the id of its question, so its seed does not depend on the batch. Duplicates are
     removed, because a repeated id would get a new seed.
-
-    Args:
-      system: the system.
-      environment: sampler, retriever and frozen language model.
-      texts: the questions.
     """
     # A user's question has no gold answers.
     questions = [Question(text, text, ()) for text in dict.fromkeys(texts)]
@@ -91,13 +72,7 @@ def roll_out_texts(system: System, environment: Environment, texts: Sequence[str
 
 
 def greedy_environment(job: Job, parts: Components, models: SamplerModels) -> Environment:
-    """Returns the environment of an evaluation, without a judge (see `evaluate`).
-
-    Args:
-      job: the run.
-      parts: retriever and frozen language model.
-      models: split decoders by the name of their policy.
-    """
+    """Returns the environment of an evaluation, without a judge (see `evaluate`)."""
     # Greedy, so that equal checkpoints give equal scores.
     sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
     return parts.environment(sampler)._replace(judge=None)

@@ -26,11 +26,8 @@ _locks: dict[pathlib.Path, IO[str]] = {}
 def lock_folder(folder: pathlib.Path, place: str = "--workdir") -> None:
     """Locks a folder for the rest of this process; does nothing if it holds the lock already.
 
-    A file system without locks (some network mounts) is not locked.
-
-    Args:
-      folder: the folder, which is created if it does not exist.
-      place: the option that names the folder, for the error.
+    The folder is created if it does not exist. A file system without locks (some network mounts) is
+    not locked. `place` is the option that names the folder, for the error.
 
     Raises:
       UserError: another process holds the lock.
@@ -47,11 +44,7 @@ def lock_unless_done(folder: pathlib.Path, result: pathlib.Path) -> bool:
     """Locks a folder as `lock_folder` does, or waits until another process has its result.
 
     If that process ends without the result, this one gets the lock and can continue. A folder that
-    has its result is neither locked nor written.
-
-    Args:
-      folder: the folder, which is created if it does not exist.
-      result: the file that marks the end of the work in the folder.
+    has its result, the file that marks the end of the work, is neither locked nor written.
 
     Returns:
       Whether this call has locked the folder; False if the process held the lock before.
@@ -67,7 +60,6 @@ def lock_unless_done(folder: pathlib.Path, result: pathlib.Path) -> bool:
 
 
 def _lock(path: pathlib.Path, results: pathlib.Path, place: str) -> None:
-    """Locks the file `path`, which stands for `results`."""
     if owner := _try_lock(path):
         raise UserError(
             f"{results} is in use by {owner}, and two runs would overwrite each other's files: "

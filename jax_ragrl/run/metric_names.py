@@ -15,11 +15,8 @@ from typing import NamedTuple
 class Metric(NamedTuple):
     """One metric, or one family of metrics, of a training run.
 
-    Fields:
-      name: the pattern of its names.
-      unit: the unit of its value.
-      meaning: one line of explanation.
-      per_policy: whether the name begins with `<policy>/` if there are several policies.
+    `name` is the pattern of its names, which begin with `<policy>/` if it is `per_policy` and there
+    are several policies; `meaning` is one line of explanation.
     """
 
     name: str
@@ -201,7 +198,6 @@ def _pattern(metric: Metric) -> re.Pattern[str]:
 
 @functools.cache
 def _regex(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern: a group for each placeholder."""
     # Errors and reasons are free text; names of roles, policies and strategies have no slash.
     free = {"error": ".+", "reason": ".+"}
     parts = re.split("<([a-z]+)>", pattern)

@@ -30,9 +30,8 @@ KINDS = (FAULTY_ACTION, SEARCH_FAILED, GAVE_UP, NEVER_SEARCHED, PREMATURE, FAULT
 def mistake_of(prediction: Mapping[str, Any]) -> str:
     """Returns the kind of a mistake; empty if the answer contains a gold answer, or none is known.
 
-    Args:
-      prediction: a row of `predictions.prediction_rows`. A question whose environment failed has no
-        score, and so no mistake.
+    `prediction` is a row of `predictions.prediction_rows`. A question whose environment failed has
+    no score, and so no mistake.
     """
     # The most lenient score: a long answer that contains the gold answer counts as correct.
     if prediction["scores"].get("cover_em") != 0.0:

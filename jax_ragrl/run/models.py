@@ -54,9 +54,7 @@ def mesh_for(job: Job) -> Mesh | None:
 def mesh_of_shape(shape: tuple[int, ...], policies: Sequence[str]) -> Mesh | None:
     """Returns a mesh; None for an empty shape.
 
-    Args:
-      shape: as in the config of a run.
-      policies: the names of the models on the mesh; read if the shape depends on their width.
+    The models that `policies` names are read if the shape depends on their width.
     """
     if not shape:
         return None
@@ -136,13 +134,10 @@ def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:
 def load_policy(
     name: str, mesh: Mesh | None = None, dtype: str = "float32", rules: Rules | None = None
 ) -> tuple[Decoder, ChatTokenizer]:
-    """Loads a decoder and its tokenizer.
+    """Loads a decoder and its tokenizer by the name of a model, see `by_name.resolve_model`.
 
-    Args:
-      name: the name of the model, see `by_name.resolve_model`.
-      mesh: the mesh that the weights are sharded over; None: the first device.
-      dtype: the dtype of the weights.
-      rules: how the mesh splits them; None: as for training.
+    Without a mesh the weights are on the first device; `rules`, by default those of training, say
+    how a mesh splits them.
     """
     folder = policy_folder(name)
     tokenizer = ChatTokenizer.load(folder)
@@ -167,13 +162,7 @@ def _print_once(line: str) -> None:
 
 
 def compare_with_roles(name: str, tokenizer: ChatTokenizer, job: Job) -> Iterator[ChatFinding]:
-    """Yields what does not fit in a model, and between it and the roles of a run.
-
-    Args:
-      name: the name of the model.
-      tokenizer: its tokenizer.
-      job: the run, whose roles it plays.
-    """
+    """Yields what does not fit in a model, and between it and the roles of a run."""
     systems = (job.recipe.system, job.recipe.evaluation_system)
     prompts = {key: m for s in systems for key, m in conversations(s.style).items()}
     roles = [role for s in systems for role in s.roles.values()]

@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, Any] = {"index": Index, "llm": LLM, "judge": LLM, "writer
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
-    """Reads a config file and applies overrides.
+    """Returns the nested values of a config file with overrides.
 
     An override may also set a key that the file leaves at its default. Whether such a key exists is
     checked when dataclasses are built from the values, as it is for the keys of the file.
@@ -30,9 +30,6 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     Args:
       default: the file if `arguments` name none.
       arguments: `--config=FILE[:ARGUMENT]` and `--config.a.b=VALUE`.
-
-    Returns:
-      The nested values of the config.
     """
     # 1. Read the file alone, to know which keys it has.
     overrides = [a for a in arguments if a.startswith(PREFIX)]
@@ -50,12 +47,7 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
 
 
 def override(config: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Sets keys of a config in place, whether they exist or not.
-
-    Args:
-      config: the nested values.
-      overrides: `--config.a.b=VALUE`.
-    """
+    """Sets keys of a config in place (`--config.a.b=VALUE`), whether they exist or not."""
     _apply(config, overrides, overrides)
 
 
@@ -80,7 +72,6 @@ def _apply(config: dict[str, Any], overrides: Sequence[str], missing: Sequence[s
 def _read_config(
     default: pathlib.Path | None, arguments: Sequence[str]
 ) -> ml_collections.ConfigDict:
-    """The config of a file, with overrides of keys that the file contains."""
     file = _config_file(default, arguments)
     others = [a for a in arguments if not a.startswith("--config=")]
     # Separate flags, because absl's global ones accept the name "config" only once per process.
@@ -128,7 +119,6 @@ def _config_file(default: pathlib.Path | None, arguments: Sequence[str]) -> str:
 
 
 def _keys(text: str) -> list[str]:
-    """The keys of `--config.a.b=VALUE`, outermost first."""
     path, equals, _ = text.removeprefix(PREFIX).partition("=")
     if not (equals and path):
         raise UserError(f"{text} has no value: give --config.{path or 'KEY'}=VALUE")

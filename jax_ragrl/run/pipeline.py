@@ -96,12 +96,7 @@ def describe_pipeline(index: PipelineIndex) -> dict[str, Any]:
 
 
 def pipeline_of(description: Mapping[str, Any], folder: pathlib.Path) -> PipelineIndex:
-    """Returns the pipeline that `describe_pipeline` described, in a folder.
-
-    Args:
-      description: the content of `index.json`, which may have further keys.
-      folder: of the index.
-    """
+    """Returns the pipeline of a folder from its `index.json`, see `describe_pipeline`."""
     names = [field.name for field in dataclasses.fields(PipelineIndex)]
     values = {name: description[name] for name in names if name in description}
     return build(PipelineIndex, values | {"folder": str(folder)}, "index")
@@ -111,10 +106,6 @@ def with_stored_encoders(index: PipelineIndex, folder: pathlib.Path) -> Pipeline
     """Returns a pipeline with the encoders that its indexes name.
 
     An index names a folder by its absolute path, the pipeline as it was typed.
-
-    Args:
-      index: the pipeline.
-      folder: of the pipeline.
     """
     parts = tuple(map(_with_stored_encoder, placed_sections(index, folder)))
     return dataclasses.replace(index, retrievers=parts)

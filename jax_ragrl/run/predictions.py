@@ -20,14 +20,9 @@ FOLDER = "predictions"
 def write_predictions(
     folder: pathlib.Path, name: str, questions: Sequence[Question], result: Result
 ) -> None:
-    """Writes the predictions of one system as `FOLDER/predictions/NAME.jsonl`.
+    """Writes the predictions of one system or evaluation as `FOLDER/predictions/NAME.jsonl`.
 
-    Args:
-      folder: the folder of the run or of the table.
-      name: the name of the system or of the evaluation; other characters than letters, digits,
-        dots, hyphens and underscores are replaced.
-      questions: the questions of the result, in its order.
-      result: scores, answers and traces.
+    Characters of the name other than letters, digits, dots, hyphens and underscores are replaced.
     """
     # Names of rows have colons and spaces, which some file systems refuse.
     label = re.sub(r"[^\w.-]+", "_", name)
@@ -43,13 +38,9 @@ def write_predictions(
 def prediction_rows(questions: Sequence[Question], result: Result) -> Iterator[dict[str, Any]]:
     """Yields the prediction of each question as JSON values.
 
-    Args:
-      questions: the questions of the result, in its order.
-      result: scores from 0 to 1 (None for a failed question), costs, answers and traces.
-
-    Yields:
-      `id`, `question`, `gold` answers, `answer`, `scores`, `costs`, `finish_reason`, `strategy`,
-      `faults`, `hops`, `kind`, `gold_passages`, `passages` and `steps`.
+    These are `id`, `question`, `gold` answers, `answer`, `scores` from 0 to 1 (None for a failed
+    question), `costs`, `finish_reason`, `strategy`, `faults`, `hops`, `kind`, `gold_passages`,
+    `passages` and `steps`.
     """
     # A generator: with traces and passages, all rows together may not fit in memory.
     for i, question in enumerate(questions):

@@ -22,11 +22,7 @@ class StopNotice:
         self._event = threading.Event()
 
     def reached(self, step: int) -> bool:
-        """Returns whether the run should save after a step and stop; equal on all processes.
-
-        Args:
-          step: the number of finished steps.
-        """
+        """Returns whether to save after `step` steps and stop; equal on all processes."""
         if jax.process_count() > 1:
             # JAX's service receives the signal of any process and agrees on one step.
             return multihost_utils.reached_preemption_sync_point(step)

@@ -27,23 +27,15 @@ def retriever_from(
     workdir: pathlib.Path,
     llm: LoadLLM | None = None,
 ) -> Retriever:
-    """Opens or builds the retriever of a config section `index`.
+    """Opens or builds the retriever of a section `index`, in `workdir` if it names no folder.
 
-    Args:
-      corpus: the passages.
-      section: the values of the section, with its `kind`.
-      workdir: the folder of the index, unless the section names another.
-      llm: loads the language model of a listwise reranker.
+    `llm` loads the language model of a listwise reranker.
     """
     return load_retriever(corpus, convert(Index, dict(section), "config.index"), workdir, llm)
 
 
 def open_folder(folder: pathlib.Path, corpus: pathlib.Path | None = None) -> Retriever:
-    """Opens the index of a folder, which must exist.
-
-    Args:
-      folder: the folder of an index.
-      corpus: the file of its passages; None takes those that `ragrl data index` has stored with it.
+    """Opens the index of a folder, with the passages of a file or those that are stored with it.
 
     Raises:
       UserError: the folder holds no index, or no passages.
@@ -56,9 +48,7 @@ def open_folder(folder: pathlib.Path, corpus: pathlib.Path | None = None) -> Ret
 def open_config(values: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
     """Opens or builds the retriever of a config; reads its sections `data` and `index` only.
 
-    Args:
-      values: the values of a config; without a section `index`, the retriever is that of its run.
-      workdir: the folder of the index, unless the config names another.
+    The index is in `workdir`, unless the config names a folder.
     """
     values = with_default_index(values)
     index = convert(Index, values.get("index", {}), "config.index")

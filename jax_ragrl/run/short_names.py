@@ -69,11 +69,7 @@ def _split_server(text: str) -> tuple[str, str, str]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parses a JSON object that follows the name of a model.
-
-    Raises:
-      UserError: the text is not a JSON object.
-    """
+    """Parses a JSON object that follows the name of a model; `UserError` for any other text."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError:

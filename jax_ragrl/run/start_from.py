@@ -20,9 +20,7 @@ from jax_ragrl.run.models import initial_models
 def start_policies(job: Job, decoders: Mapping[str, Decoder]) -> dict[str, Decoder]:
     """Returns the trained policies of the run `job.start_from`.
 
-    Args:
-      job: the config of the new run.
-      decoders: by policy, the decoders that its config names; they give shapes and frozen weights.
+    `decoders`, which the config of the new run names, give shapes and frozen weights.
 
     Raises:
       UserError: there is no such run or checkpoint, its policies have other shapes, or its adapters
@@ -36,14 +34,10 @@ def start_policies(job: Job, decoders: Mapping[str, Decoder]) -> dict[str, Decod
 
 
 def check_adapters(job: Job, origin: Job) -> None:
-    """Raises `UserError` if a run would put the adapters of another run on other weights.
+    """Raises `UserError` if a run would put the adapters of its origin on other weights.
 
     The arrays may fit nevertheless: another base of the same size, or another `lora.alpha`, gives
     an untrained policy.
-
-    Args:
-      job: the config of the new run.
-      origin: the config of the run `job.start_from`.
     """
     if job.lora is None and origin.lora is None:  # a checkpoint has all weights
         return

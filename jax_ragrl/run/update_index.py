@@ -119,10 +119,6 @@ def update_index(
 def former_reading(former: Corpus, folder: pathlib.Path) -> Reading:
     """Returns how the passages of an index were read.
 
-    Args:
-      former: the passages.
-      folder: of the index.
-
     Raises:
       UserError: they are chunks, but an earlier version built the index and did not record how.
     """
@@ -142,11 +138,7 @@ def former_reading(former: Corpus, folder: pathlib.Path) -> Reading:
 
 
 def read_ids(path: pathlib.Path) -> frozenset[str]:
-    """Reads a file with one id per line; empty lines are ignored.
-
-    Raises:
-      UserError: the file cannot be read.
-    """
+    """Reads a file with one id per line, without empty lines; `UserError` if it cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -158,16 +150,7 @@ def read_ids(path: pathlib.Path) -> frozenset[str]:
 def remaining_rows(
     passages: Sequence[Passage], removed_ids: frozenset[str], folder: pathlib.Path
 ) -> np.ndarray:
-    """Returns the rows of the passages that remain, int64.
-
-    Args:
-      passages: of the index.
-      removed_ids: ids.
-      folder: of the index, for the message.
-
-    Raises:
-      UserError: the index lacks an id.
-    """
+    """Returns the rows of the passages that remain, int64; `UserError` if the index lacks an id."""
     if not removed_ids:
         return np.arange(len(passages))
     is_removed_X = np.fromiter((x.id in removed_ids for x in passages), bool, len(passages))

@@ -38,11 +38,7 @@ def cache_folder() -> pathlib.Path:
 def draft_folder(folder: pathlib.Path, prefix: str) -> Iterator[pathlib.Path]:
     """Yields a new folder within `folder`, which is removed at the end unless it was renamed.
 
-    Drafts that killed processes have left are removed first.
-
-    Args:
-      folder: the parent, which exists.
-      prefix: the beginning of the names of the drafts, which nothing else in `folder` has.
+    Drafts that killed processes have left are removed first; nothing else has names with `prefix`.
     """
     with contextlib.ExitStack() as stack:
         # Until a draft is locked, nobody may look for drafts without an owner.
@@ -72,11 +68,8 @@ def _remove_unlocked(folder: pathlib.Path, prefix: str) -> None:
 def _lock(folder: pathlib.Path, *, wait: bool = True) -> Iterator[bool]:
     """Locks a folder, which the system unlocks if the process is killed.
 
-    Yields:
-      Whether it is locked; False on a file system without locks.
-
-    Raises:
-      BlockingIOError: another process has the lock, and `wait` is not set.
+    Yields whether it is locked; False on a file system without locks. Without `wait`, a lock of
+    another process is a `BlockingIOError`.
     """
     if fcntl is None:
         yield False

@@ -65,11 +65,8 @@ def compiled_programs() -> int:
 def report_compiling(program: str) -> Iterator[None]:
     """Writes a line to stderr if the body spends a second or more on compiling.
 
-    Threads that compile at the same time are not told apart.
-
-    Args:
-      program: the kind and the shape of the program that the body calls, such as
-        `sampler 16 x 512 + 32, width 4`.
+    `program` is the kind and the shape of the program that the body calls, such as
+    `sampler 16 x 512 + 32, width 4`. Threads that compile at the same time are not told apart.
     """
     before = compile_seconds()
     try:

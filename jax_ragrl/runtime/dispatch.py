@@ -25,11 +25,7 @@ _START = threading.RLock()
 
 
 class OrderedProgram:
-    """A jitted function whose calls start their programs in one order on all devices.
-
-    Args:
-      program: the jitted function.
-    """
+    """A jitted function whose calls start their programs in one order on all devices."""
 
     def __init__(self, program: Callable[..., Any]) -> None:
         self._program = program

@@ -21,10 +21,8 @@ FREE_FLOPS_ACCELERATOR = 8e12
 def free_tokens(parameters: int, mesh: Mesh | None = None, *, is_trained: bool = False) -> int:
     """Returns the number of tokens per device that a model computes in negligible time; 0 on a CPU.
 
-    Args:
-      parameters: of the model.
-      mesh: of the model; None: the mesh that is set, or the default device.
-      is_trained: whether a gradient is computed, which takes three times as long as a forward pass.
+    Without a mesh, the one that is set counts, or the default device. A gradient (`is_trained`)
+    takes three times as long as a forward pass.
     """
     with mesh_context(mesh):
         flops = FREE_FLOPS.get(target_platform(), FREE_FLOPS_ACCELERATOR)

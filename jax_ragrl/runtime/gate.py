@@ -34,9 +34,7 @@ class Gate:
     async def slot(self, rank: int) -> AsyncIterator[None]:
         """Waits until a further request may be in flight, and counts it.
 
-        Args:
-          rank: distinct among the requests that wait; the lowest is the first. So a request that is
-            tried again precedes later ones.
+        The lowest of distinct ranks is the next: a request that is tried again precedes later ones.
         """
         turn = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (rank, turn))
@@ -57,21 +55,13 @@ class Gate:
                 turn.set_result(None)
 
     def count_reply(self, start: float) -> None:
-        """Counts a reply.
-
-        Args:
-          start: `time.monotonic()` when the request was sent.
-        """
+        """Counts a reply to a request that was sent at `start`, by `time.monotonic()`."""
         if time.monotonic() - start < self._soon:
             step = 1.0 if self._halved < 0 else 1.0 / self.limit
             self.limit = min(self.limit + step, float(self._most))
 
     def count_overload(self, start: float) -> None:
-        """Halves the limit, once for all requests that were in flight together.
-
-        Args:
-          start: `time.monotonic()` when the request was sent.
-        """
+        """Halves the limit, once for all requests in flight together; `start` as above."""
         if start > self._halved:
             self.limit = max(self.limit / 2, 1.0)
             self._halved = time.monotonic()

@@ -28,12 +28,7 @@ def _host_copy(x: jax.Array) -> jax.Array:
 
 
 def copy_to_devices(copies: Any, arrays: Any) -> Any:
-    """Returns copies as arrays that are placed like others, which are deleted.
-
-    Args:
-      copies: the tree that `copy_to_host` returned.
-      arrays: a tree of arrays of the same shapes on the devices, which need not hold both.
-    """
+    """Returns copies of `copy_to_host`, placed like the arrays of the devices; deletes these."""
     return jax.tree.map(_replace, copies, arrays)
 
 

@@ -28,13 +28,7 @@ MODEL, DATA_SET = "model", "data set"
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """A file in a data set on the Hub.
-
-    Fields:
-      repository: `OWNER/NAME`.
-      path: the path of the file in the repository.
-      revision: a branch, a tag or a commit; None: the main branch.
-    """
+    """A file in the data set `OWNER/NAME` on the Hub, at a branch, tag or commit."""
 
     repository: str
     path: str
@@ -58,13 +52,10 @@ def parse_data_file(uri: str | Path) -> DataFile:
 
 
 def download_data_file(uri: str | Path) -> Path:
-    """The local copy of a file of a data set, downloaded once into the Hub's cache.
+    """The local copy of `hf://datasets/OWNER/NAME[@REVISION]/PATH`, downloaded once.
 
-    A revision that the cache holds is used without asking the Hub again, as for models: a run that
-    is resumed reads the same questions, even if the branch has moved since.
-
-    Args:
-      uri: `hf://datasets/OWNER/NAME[@REVISION]/PATH`.
+    A revision that the Hub's cache holds is used without asking the Hub again, as for models: a run
+    that is resumed reads the same questions, even if the branch has moved since.
 
     Raises:
       UserError: there is no such data set, revision or file, access is denied, the Hub does not
@@ -107,11 +98,8 @@ def _explain_file(error: Exception, file: DataFile) -> str:
 def explain(error: Exception, repository: str, revision: str | None, kind: str = MODEL) -> str:
     """The message for a download that failed: the request, the cause and the remedy.
 
-    Args:
-      error: an exception of `huggingface_hub`, or of the libraries below it.
-      repository: `OWNER/NAME`.
-      revision: a branch, a tag or a commit; None: the main branch.
-      kind: `MODEL` or `DATA_SET`.
+    `error` is of `huggingface_hub` or the libraries below it; a revision of None is the main
+    branch.
     """
     from huggingface_hub import constants, errors
 

@@ -18,16 +18,9 @@ MAX_SHARE = 0.75  # the largest programs need some 3 % of the default limit each
 
 
 def free_programs_at_limit(mappings: pathlib.Path = MAPPINGS, limit: pathlib.Path = LIMIT) -> bool:
-    """Drops all compiled programs if this process is close to the limit of mappings.
+    """Drops all compiled programs if this process is close to the limit; returns whether it did.
 
     Dropped programs are compiled again, or read from the compilation cache, when they are called.
-
-    Args:
-      mappings: the file with a line per mapping of this process.
-      limit: the file with the limit.
-
-    Returns:
-      Whether programs were dropped; never on systems without these files.
     """
     count, maximum = mappings_in_use(mappings, limit)
     if not is_near_limit(count, maximum):

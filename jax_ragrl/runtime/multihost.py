@@ -49,11 +49,8 @@ def join(patience: int = 300) -> None:
     """Joins the other processes of a run, if there are any; call it before using a device.
 
     Explicit variables (`NAMES`) take precedence. Otherwise JAX finds the other processes of a TPU
-    pod, of Slurm or of Open MPI.
-
-    Args:
-      patience: seconds to wait for the other processes. After that the process prints a message
-        and ends with the exit code `EXIT_TIMEOUT`.
+    pod, of Slurm or of Open MPI. If they have not joined after `patience` seconds, the process
+    prints a message and ends with the exit code `EXIT_TIMEOUT`.
 
     Raises:
       UserError: the variables cannot be used, or joining failed.
@@ -88,12 +85,7 @@ def join(patience: int = 300) -> None:
 
 
 def _check_port(address: str, environ: Mapping[str, str]) -> None:
-    """Raises `UserError` if this host cannot listen at a coordinator's port: JAX would crash.
-
-    Args:
-      address: the coordinator's address.
-      environ: may name another address to listen at, as JAX reads it.
-    """
+    """Raises `UserError` if this host cannot listen at a coordinator's port: JAX would crash."""
     host, _, port = environ.get("JAX_COORDINATOR_BIND_ADDRESS", address).rpartition(":")
     host = host.strip("[]") if "JAX_COORDINATOR_BIND_ADDRESS" in environ else ""
     is_dual = not host and socket.has_dualstack_ipv6()
@@ -200,10 +192,9 @@ def is_process_zero() -> bool:
 def all_gather_object(work: Callable[[], T]) -> list[T]:
     """Runs `work` on every process and gathers the results on all of them, in process order.
 
-    A collective: all processes have to call it. The result has plain or
-    declared types, see `runtime.records`. If `work` raises on any process, all of them raise, so
-    that none waits forever: the process itself its own error, the others a `UserError` with its
-    message.
+    A collective: all processes have to call it. The result has plain or declared types, see
+    `runtime.records`. If `work` raises on any process, all of them raise, so that none waits
+    forever: the process itself its own error, the others a `UserError` with its message.
     """
     if jax.process_count() == 1:
         return [work()]
@@ -229,10 +220,7 @@ def on_process_zero(work: Callable[[], T]) -> T:
 
 
 def process_zero_first(work: Callable[[], T]) -> T:
-    """Runs `work` on process 0, then on the others, which can use its files; a collective.
-
-    Each process gets its own result.
-    """
+    """Runs `work` on process 0, then on the others, which can use its files; a collective."""
     if jax.process_count() == 1:
         return work()
     results: list[T] = []
@@ -253,7 +241,6 @@ _barriers = itertools.count()
 
 @contextlib.contextmanager
 def _waiting() -> Iterator[None]:
-    """Prints every `WAIT_MESSAGE_EVERY` seconds that this process is waiting, and what to do."""
     over, start = threading.Event(), time.monotonic()
 
     def speak() -> None:
@@ -272,7 +259,6 @@ def _waiting() -> Iterator[None]:
 
 
 def _exchange(data: bytes) -> list[bytes]:
-    """Returns the bytes of every process, in process order."""
     from orbax.checkpoint import multihost
 
     if not jax.distributed.is_initialized():  # a TPU finds its other hosts without it

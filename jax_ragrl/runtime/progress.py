@@ -42,15 +42,7 @@ class Task:
         initial: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts the clock.
-
-        Args:
-          label: the first words of a line.
-          unit: of the work, in singular; empty: nothing is counted.
-          total: number of units; None if it is unknown.
-          initial: units that were finished before.
-          clock: returns seconds.
-        """
+        """Starts the clock; without a unit nothing is counted."""
         self.label, self.unit, self.done, self._initial = label, unit, initial, initial
         self._total, self._clock, self._start = total, clock, clock()
         self._latest = self._start  # time of the latest unit
@@ -111,11 +103,7 @@ def progress(
 ) -> Iterator[Task]:
     """Returns the progress of a loop, which is shown for as long as the context is open.
 
-    Args:
-      label: the first word of bar and lines.
-      unit: of the work, in singular.
-      total: number of units; None if it is unknown.
-      initial: units that were finished before.
+    `label` begins bar and lines, `unit` is singular, and `initial` units were finished before.
     """
     task = Task(label, unit, total, initial)
     if not (sys.stderr and sys.stderr.isatty()):
@@ -133,14 +121,7 @@ def progress(
 
 
 def track(items: Iterable[T], label: str, unit: str, total: int | None = None) -> Iterator[T]:
-    """Yields items and shows their progress, as `progress` does.
-
-    Args:
-      items: of the loop.
-      label: the first word of bar and lines.
-      unit: of one item, in singular.
-      total: number of items; None if it is unknown.
-    """
+    """Yields items and shows their progress, as `progress` does."""
     with progress(label, unit, total) as task:
         for item in items:
             yield item
@@ -157,11 +138,7 @@ def advance(unit: str, count: int) -> None:
 
 @contextlib.contextmanager
 def heartbeat(command: str) -> Iterator[None]:
-    """Prints a line whenever nothing was printed for `SILENCE` seconds.
-
-    Args:
-      command: the name of the command, for a time at which nothing else is open.
-    """
+    """Prints a line whenever nothing was printed for `SILENCE` seconds."""
     global _last_output
     _last_output = time.monotonic()
 

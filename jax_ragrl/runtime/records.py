@@ -156,13 +156,6 @@ class _Writer:
 
 
 def _value(entry: Any, values: Sequence[Any], known: Mapping[str, type]) -> Any:
-    """Returns the value of an entry.
-
-    Args:
-      entry: the JSON value.
-      values: of the entries before.
-      known: the declared classes by their full names.
-    """
     if isinstance(entry, PLAIN):
         return entry
     name, *content = entry

@@ -50,13 +50,9 @@ def take_counts() -> dict[str, float]:
 
 
 class TryFailed(Exception):  # noqa: N818 - one try of several
-    """A try failed in a way that another try may not.
+    """A try failed in a way that another try may not: why, and what the server asked or sent.
 
-    Args:
-      why: the reason.
-      retry_after: seconds that the server asks to wait; None: it asks for nothing.
-      reply: the reply, if there is a complete one.
-      is_late: whether the deadline ended the try.
+    `retry_after` are the seconds that it asks to wait; `is_late` if the deadline ended the try.
     """
 
     def __init__(
@@ -103,12 +99,7 @@ class BoundedClient(httpx2.AsyncClient):
     """An HTTP client whose replies are complete within a deadline and a size.
 
     A drip of bytes resets the time-outs of an ordinary client, which bound the wait for the next
-    byte only.
-
-    Args:
-      timeout: seconds from the start of a request to the last byte of its reply, unless the request
-        has its own `timeout`.
-      max_body: bytes of a reply, unzipped.
+    byte only. `timeout` counts from the start of a request, unless the request has its own.
     """
 
     def __init__(self, timeout: float, max_body: int = MAX_BODY) -> None:
@@ -169,11 +160,7 @@ def describe(reply: httpx2.Response) -> str:
 
 
 def read_reply(reply: httpx2.Response, read: Callable[[bytes], T]) -> T:
-    """Returns the value of a reply: the one place that parses what servers send.
-
-    Args:
-      reply: the reply.
-      read: parses a body.
+    """Returns `read` of the body of a reply: the one place that parses what servers send.
 
     Raises:
       TryFailed: `read` cannot use the body, whatever it raised.
@@ -202,9 +189,7 @@ def read_key(variable: str) -> str:
 class Tries:
     """How often one server is asked, and whether it is asked at all.
 
-    Args:
-      retries: tries after the first.
-      pause: seconds before the second try; doubles before each further one.
+    The pause in seconds before the second try doubles before each further one.
     """
 
     def __init__(self, retries: int, pause: float) -> None:

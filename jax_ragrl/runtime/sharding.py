@@ -66,13 +66,10 @@ class Rules:
 def make_mesh(
     shape: Sequence[int], devices: Sequence[jax.Device] | None = None, width: int = 0
 ) -> Mesh:
-    """Returns a mesh with the axes `(data, fsdp, tensor)`.
+    """Returns a mesh with the axes `(data, fsdp, tensor)` over some devices, by default all.
 
-    Args:
-      shape: devices per axis; one entry may be -1, which stands for the remaining devices. If data
-        and fsdp both are, fsdp is `widest_fsdp` of the remaining devices.
-      devices: the devices of the mesh; by default all.
-      width: the hidden size of the narrowest model, if data and fsdp are -1.
+    One entry of `shape` may be -1, which stands for the remaining devices. If data and fsdp both
+    are, fsdp is `widest_fsdp` of the remaining devices for a model of this hidden width.
 
     Raises:
       UserError: `shape` has not three positive entries whose product is the number of devices.
@@ -113,15 +110,11 @@ def _slice_of(device: jax.Device) -> int:
 
 
 def widest_fsdp(devices: int, width: int) -> int:
-    """Returns the size of the largest fsdp axis that suits a model.
+    """Returns the size of the largest fsdp axis that suits a model of a hidden width.
 
-    It divides devices and width, and leaves each device at least `COLUMNS` columns of the width.
-    Beyond it products are too narrow for a matrix unit, and XLA sums gradients of whole layers on
-    every device.
-
-    Args:
-      devices: the devices that data and fsdp share.
-      width: the hidden size of the model.
+    It divides the devices, which data and fsdp share, and the width, and leaves each device at
+    least `COLUMNS` columns of the width. Beyond it products are too narrow for a matrix unit, and
+    XLA sums gradients of whole layers on every device.
     """
     limit = max(1, width // COLUMNS)
     return max(n for n in range(1, limit + 1) if devices % n == 0 and width % n == 0)
@@ -153,13 +146,7 @@ def to_spec(
     mesh: Mesh | AbstractMesh,
     rules: Rules | None = None,
 ) -> PartitionSpec:
-    """Returns the `PartitionSpec` of an array.
-
-    Args:
-      logical_axes: the name of each dimension; None replicates it.
-      shape: the size of each dimension.
-      mesh: the mesh to divide the array over.
-      rules: by default `Rules()`.
+    """Returns the `PartitionSpec` of an array whose dimensions have names; None replicates one.
 
     Raises:
       UserError: two dimensions map to the same mesh axis, a rule names an axis that the mesh lacks,
@@ -220,14 +207,7 @@ def to_sharding(
 
 
 def tree_shardings(axes: Any, shapes: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
-    """Returns the sharding of every array of a tree.
-
-    Args:
-      axes: a tree of logical axes, one tuple per array.
-      shapes: a tree of arrays or shape structs.
-      mesh: the mesh to divide the arrays over.
-      rules: by default `Rules()`.
-    """
+    """Returns the sharding of every array of a tree, given a tree of tuples of logical axes."""
     return jax.tree.map(
         lambda names, x: to_sharding(names, x.shape, mesh, rules),
         axes,
@@ -259,13 +239,7 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
 
 
 def hinted_sharding(logical_axes: LogicalAxes, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-    """Returns the sharding that `constrain` gives to an array.
-
-    Args:
-      logical_axes: the name of each dimension.
-      shape: the size of each dimension.
-      mesh: the mesh that is set.
-    """
+    """Returns the sharding that `constrain` gives to an array under the mesh."""
     return to_sharding(logical_axes, shape, mesh, _hint_rules(logical_axes))
 
 
@@ -278,13 +252,9 @@ def on_each_device(
 ) -> jax.Array:
     """Returns `f(*arrays)`, which under `jax.set_mesh` each device computes for its own parts.
 
-    For kernels, which the compiler cannot divide. The result is divided as the first array is. A
-    batch that does not divide over the mesh is replicated.
-
-    Args:
-      f: the function of one device.
-      arrays: its arguments.
-      names: the logical axes of each argument.
+    For kernels, which the compiler cannot divide. `names` are the logical axes of each argument;
+    the result is divided as the first one is. A batch that does not divide over the mesh is
+    replicated.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -307,12 +277,7 @@ def replicate(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def shard_batch(tree: Any, mesh: Mesh | None) -> Any:
-    """Divides host arrays over a mesh along their first dimension.
-
-    Args:
-      tree: NumPy arrays `[batch, ...]`; the data-parallel devices must divide the batch.
-      mesh: the mesh; None: the first device.
-    """
+    """Divides NumPy arrays `[batch, ...]` over the data-parallel devices of a mesh."""
     if mesh is None:
         return jax.device_put(tree)
 
@@ -376,11 +341,7 @@ def local_mesh(mesh: Mesh | None) -> Mesh | None:
 
 
 def local_part(x: jax.Array) -> jax.Array:
-    """Returns an array on this process's devices, without a copy.
-
-    Args:
-      x: an array that is not divided over data and fsdp.
-    """
+    """Returns an array that only tensor divides on this process's devices, without a copy."""
     mesh = local_mesh(mesh_of(x))
     if mesh is None or x.is_fully_addressable:
         return x
@@ -436,9 +397,6 @@ def sharding_of_results(arguments: Any) -> Sharding | None:
 
     None if no argument is committed to the device: the results are not committed either, and to a
     later program they have no sharding.
-
-    Args:
-      arguments: a tree with the arrays that the program takes.
     """
     return next((x.sharding for x in jax.tree.leaves(arguments) if x.committed), None)
 

@@ -30,9 +30,7 @@ _thread = threading.local()
 def uses_one_core(model: Any, mesh: Mesh | None = None) -> bool:
     """Returns whether the programs of a model leave all cores of a CPU but one idle.
 
-    Args:
-      model: a tree of its parameters.
-      mesh: of the model; None: the mesh that is set, or the default device.
+    `model` is a tree of its parameters. Without a mesh, the one that is set counts.
     """
     with mesh_context(mesh):
         is_cpu = target_platform() == "cpu"
@@ -41,14 +39,10 @@ def uses_one_core(model: Any, mesh: Mesh | None = None) -> bool:
 
 
 def start(programs: Callable[[], T], *, concurrently: bool) -> T:
-    """Calls a function that starts programs, which may run during the programs of earlier calls.
+    """Returns the result of `programs`, which starts programs without waiting for them.
 
-    Args:
-      programs: starts programs without waiting for them. They run one after another.
-      concurrently: whether another thread starts them than the thread of the call before.
-
-    Returns:
-      The result of `programs`, once all of them are compiled and started.
+    With `concurrently` another thread calls it than for the call before, so that its programs may
+    run during those of earlier calls.
     """
     # A starter that waited for another one could wait for itself.
     if not concurrently or getattr(_thread, "is_starter", False):

@@ -93,10 +93,7 @@ def _check_data(
 ) -> tuple[list[Finding], DataSample]:
     """Returns the findings about data and index, and the data for later checks.
 
-    Args:
-      data: the config of the data.
-      index: the config of the index; None: it has errors, and the data are checked without it.
-      workdir: the folder of the run, if it is known.
+    An index of None has errors, and the data are checked without it.
     """
     if data.files is None:
         return _generate(data)
@@ -111,7 +108,6 @@ def _check_data(
 
 
 def _generate(data: Data) -> tuple[list[Finding], DataSample]:
-    """Generates the world of a config."""
     try:
         corpus, questions, world = load_data(data)
     except UserError as error:
@@ -122,13 +118,7 @@ def _generate(data: Data) -> tuple[list[Finding], DataSample]:
 
 
 def _check_models(job: Job, sample: DataSample, quick: bool) -> Iterator[Finding]:
-    """Yields the findings about models; the costly checks only follow if cheap ones found no error.
-
-    Args:
-      job: the run.
-      sample: the data.
-      quick: whether the costly checks are left out.
-    """
+    """Yields the findings about models; costly checks only follow if cheap ones found no error."""
     world: worlds.World | None = sample.world
     findings = list(check_tokenizers(job))
     yield from findings

@@ -68,11 +68,7 @@ def keys_of(values: Mapping[str, Any]) -> Iterator[ConfigKey]:
 
 
 def config_problems(values: Mapping[str, Any]) -> list[str]:
-    """Returns a message per wrong key or value of a config, and of keys that contradict each other.
-
-    Args:
-      values: the nested values of a config of any command.
-    """
+    """Returns a message per wrong key or value, and per contradiction between keys."""
     kind = kind_of(values)
     rest = dict(with_default_index(values)) if kind.name == RUN else dict(values)
     findings = list[str]()

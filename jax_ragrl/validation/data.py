@@ -77,15 +77,9 @@ def _check_file(split: str, name: str, files: FileData) -> Iterator[Finding]:
 
 
 def read_corpus(data: Data, index: Index, sample: DataSample) -> tuple[list[Finding], DataSample]:
-    """Reads the passages of a config, up to `LIMIT`.
+    """Reads the passages of a config, up to `LIMIT`; the encoder of the index counts chunks.
 
-    Args:
-      data: the config of the data.
-      index: the config of the index, whose encoder counts the size of chunks.
-      sample: the questions.
-
-    Returns:
-      The findings, and the sample with its passages.
+    Returns the findings, and the sample with its passages.
     """
     passages = list[Passage]()
     findings = list(_read_passages(data, index, passages))
@@ -159,13 +153,7 @@ def check_overlap(sample: DataSample) -> Iterator[Finding]:
 def check_index(
     index: Index, workdir: pathlib.Path | None, sample: DataSample
 ) -> Iterator[Finding]:
-    """Compares an index that exists with the corpus and with the settings of the config.
-
-    Args:
-      index: the config of the index.
-      workdir: the folder of the run, if it is known.
-      sample: the corpus.
-    """
+    """Compares an index that exists with the corpus and with the settings of the config."""
     names_in_use = getattr(index, "folder", "")
     if not isinstance(index, VectorIndex | BM25Index) or not (names_in_use or workdir):
         return

@@ -65,12 +65,7 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
 
 
 def check_models(job: Job, has_world: bool) -> Iterator[Finding]:
-    """Checks that frozen models without a server can be used; sends and loads nothing.
-
-    Args:
-      job: the run.
-      has_world: whether the data are generated, which the world reader needs.
-    """
+    """Checks that frozen models without a server can be used; sends and loads nothing."""
     for topic, llm, style in (
         ("llm", job.llm, job.recipe.system.style),
         ("judge", job.judge, "judge"),
