@@ -64,34 +64,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "Answer",
-    "CallLLM",
-    "Done",
-    "Forest",
-    "FrozenLLM",
-    "Generate",
-    "Hits",
-    "Message",
-    "ParsedAction",
-    "Passage",
-    "Question",
-    "Recipe",
-    "Result",
-    "Retriever",
-    "Role",
-    "Sampling",
-    "Search",
-    "State",
-    "System",
-    "TrainedRun",
-    "UserError",
-    "ask",
-    "evaluate",
-    "load_config",
-    "open_run",
-    "train",
-]
+__all__ = sorted(_MODULE_OF)
 
 # Silence Transformers' warning that PyTorch is missing; only its tokenizers are used.
 logging.getLogger("transformers").addFilter(

@@ -130,7 +130,6 @@ def train(
 
 
 def _with_reward(recipe: Recipe, reward: Reward) -> Recipe:
-    """Returns the recipe with a function of question and answer as its reward."""
     if not recipe.reads_leaves:
         raise UserError(
             "reward is a function of the answer, but the roles of this system learn from their own "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -73,13 +72,12 @@ def config_keys(
 
 
 def descriptions(cls: Any) -> dict[str, str]:
-    """Returns the own description of each field: an entry of the docstring, or a comment."""
+    """Returns the own description of each field: an entry of the docstring."""
     result: dict[str, str] = {}
     # Subclasses last, so that their description of a field counts.
     for base in reversed(cls.__mro__[:-1]):
-        if base.__module__.startswith(("builtins", "typing")):
-            continue
-        result |= comments(base) | entries(inspect.getdoc(base) or "")
+        if not base.__module__.startswith(("builtins", "typing")):
+            result |= entries(inspect.getdoc(base) or "")
     return result
 
 
@@ -100,23 +98,6 @@ def entries(docstring: str) -> dict[str, str]:
             result |= {name: match[3].strip() for name in names}
         elif in_section and line.strip():
             result |= {name: f"{result[name]} {line.strip()}" for name in names}
-    return result
-
-
-def comments(cls: type) -> dict[str, str]:
-    """Returns the comment at the end of each field's line, or on the lines directly above it."""
-    try:
-        lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
-    except (OSError, TypeError):
-        return {}
-    result, above = {}, list[str]()
-    for line in lines:
-        if match := re.match(r"^    (\w+): [^#]*?(?:#\s*(.*))?$", line):
-            text = match[2] or " ".join(above)
-            if text:
-                result[match[1]] = text
-        # Several lines of comment above a field are one text.
-        above = [*above, line.strip("# ")] if re.match(r"^    #", line) else []
     return result
 
 

@@ -140,7 +140,6 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _section(cls: Any, value: Any, where: str, kinds: Mapping[str, Any]) -> Any:
-    """Builds a section; `kinds` has the classes by kind of a section that has kinds."""
     _expect(isinstance(value, Mapping), where, value, "a section of keys")
     fields = fields_of(cls)
     found = [_unknown(cls, name, value[name], where, kinds) for name in value if name not in fields]
@@ -157,7 +156,6 @@ def _section(cls: Any, value: Any, where: str, kinds: Mapping[str, Any]) -> Any:
 
 
 def _unknown(cls: Any, name: str, value: Any, where: str, kinds: Mapping[str, Any]) -> str:
-    """The message for a key that a section does not read."""
     if readers := [kind for kind, other in kinds.items() if name in fields_of(other)]:
         own = next(kind for kind, other in kinds.items() if other is cls)
         return (

@@ -97,7 +97,6 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Removes credentials from all texts of a config."""
     if isinstance(value, Mapping):
         return {key: _without_secrets(x) for key, x in value.items()}
     if isinstance(value, list | tuple):

@@ -101,7 +101,9 @@ def count_other_models(
 ) -> OtherModels:
     """Counts the memory per device of an index and of language models by section of the config."""
     counts: dict[str, Callable[[], dict[str, Any]]] = {}
-    for number, part in enumerate(_vector_indexes(index), start=1):
+    # Words and servers use no memory of the devices.
+    vectors = [part for part in parts_of(index) if isinstance(part, VectorIndex)]
+    for number, part in enumerate(vectors, start=1):
         suffix = f" {number}" if number > 1 else ""
         if part.kind == "exact":
             counts[f"index{suffix}"] = functools.partial(_vectors, part.folder, mesh)
@@ -125,10 +127,6 @@ def count_other_models(
     for name in int8_models:
         others.uncounted_models.append(f"{name}: copies of its int8 weights in the compute dtype")
     return others
-
-
-def _vector_indexes(index: Index) -> list[VectorIndex]:
-    return [part for part in parts_of(index) if isinstance(part, VectorIndex)]
 
 
 def config_by_name(name: str) -> DecoderConfig:

@@ -153,7 +153,11 @@ def count_rollout(
       copies, `temporary_bytes`, their sum `bytes`, and `prefill` and `decode_step`, see
       `count_sampling`.
     """
-    samplings = {p: _sampling(p, shapes, width, mesh, nucleus) for p in _distinct(policies)}
+    options: Any = {"width": width, "rules": SAMPLING_RULES, "nucleus": nucleus}
+    samplings = {
+        p: count_sampling(shapes, p.config, mesh, lora=p.lora, **options)
+        for p in _distinct(policies)
+    }
     largest = max(samplings.values(), key=lambda facts: facts["temporary_bytes"])
     start_bytes = sum(samplings[_unnamed(policy)]["begun_bytes"] for policy in policies.values())
     weights = copy_bytes(policies, mesh, outlive_update=outlive_update)
@@ -174,18 +178,6 @@ def _unnamed(policy: PlannedPolicy) -> PlannedPolicy:
 
 def _distinct(policies: Mapping[str, PlannedPolicy]) -> list[PlannedPolicy]:
     return list(dict.fromkeys(map(_unnamed, policies.values())))
-
-
-def _sampling(
-    policy: PlannedPolicy, shapes: Shapes, width: int, mesh: Mesh, nucleus: bool
-) -> dict[str, Any]:
-    return count_sampling(
-        *(shapes, policy.config, mesh),
-        width=width,
-        rules=SAMPLING_RULES,
-        lora=policy.lora,
-        nucleus=nucleus,
-    )
 
 
 def copy_bytes(
@@ -225,7 +217,6 @@ def _copy_bytes(original: Any, copy: Any, compute: str, *, always: bool = False)
 def _update(
     policy: PlannedPolicy, objective: Objective, layout: Layout, mesh: Mesh
 ) -> dict[str, Any]:
-    """The gradient of the longest rows, with scores for all tokens."""
     length = max(layout.row_lengths)
     model = policy.training_model(mesh)
     count = layout.count(length, data_parallel_size(mesh))

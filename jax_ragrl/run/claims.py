@@ -113,21 +113,14 @@ def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
     Raises:
       UserError: `workdir` holds results that another build of an index gave.
     """
-    file, builds = workdir / "index_builds.json", trained_builds(retriever)
-
-    def claim() -> None:
-        before = _record(file, list, str, "list of builds")
-        if before is None:
-            write_json(file, builds)
-        elif before != builds:
-            raise UserError(
-                f"{workdir} was begun with another build of its index, which returns other hits "
-                f"({file.name} has {before}, the index {builds}): use the former index "
-                f"(index.folder) or another --workdir, or delete {file.name} to use this index"
-            )
-
-    if builds:
-        on_process_zero(claim)
+    if builds := trained_builds(retriever):
+        _claim(
+            workdir / "index_builds.json",
+            builds,
+            "another build of its index, which returns other hits,",
+            "use the former index (index.folder) or another --workdir, or delete the file to use "
+            "this index",
+        )
 
 
 def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
@@ -138,7 +131,13 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
     Raises:
       UserError: `workdir` holds results with another corpus.
     """
-    file, now = workdir / "corpus.json", corpus_fingerprints(retriever)
+    remedy = "give the former data.files.corpus, or another --workdir"
+    now = corpus_fingerprints(retriever)
+    return _claim(workdir / "corpus.json", now, "the corpus", remedy)
+
+
+def _claim(file: pathlib.Path, now: list[str], what: str, remedy: str) -> bool:
+    """Records names of a run, or checks that it has the same; returns whether the run begins."""
     # Asked once: a slow host would see the file that the first process has just written, and would
     # miss the collective that follows.
     before = on_process_zero(lambda: _record(file, list, str, "list of names"))
@@ -146,8 +145,8 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
         on_process_zero(lambda: write_json(file, now))
     elif before != now:
         raise UserError(
-            f"{workdir} was begun with the corpus {', '.join(before)}, but data.files.corpus holds "
-            f"{', '.join(now)}: give the former corpus, or another --workdir"
+            f"{file.parent} was begun with {what} {', '.join(before)} ({file.name}), but this run "
+            f"has {', '.join(now)}: {remedy}"
         )
     return before is None
 

@@ -294,7 +294,6 @@ class Job:
             self._check_staleness()
 
     def _check_preference(self) -> None:
-        """Raises `UserError` if preference pairs could not be made or trained."""
         if self.recipe.width < 2:
             raise UserError(
                 "preference compares the actions of one decision, but this system tries one action "
@@ -332,7 +331,6 @@ class Job:
             check_group_size("rollouts", recipe.rollouts)
 
     def _check_staleness(self) -> None:
-        """Raises `UserError` if rollouts of an older policy would count as the policy's own."""
         if self.run.staleness and not self.objective.importance_weight_cap:
             raise UserError(
                 "run.staleness is 1, but objective.importance_weight_cap is 0: rollouts of the "

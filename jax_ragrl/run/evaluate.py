@@ -207,7 +207,6 @@ def _roll_out(
 
 
 def _traces(forest: Forest) -> Iterator[Trace]:
-    """Yields the trace of each question of unbranched rollouts."""
     for number, leaf in enumerate(forest.leaves()):
         if leaf is None:
             yield Trace("failed", None, (failure_of(forest, number),), ())

@@ -143,7 +143,6 @@ def _add(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 
 
 def _literal(text: str) -> Any:
-    """Parses a value in the notation of Python or JSON; any other text is a string."""
     # The booleans of JSON; `literal_eval` reads Python's spelling only.
     if text in ("true", "false"):
         return text == "true"

@@ -169,7 +169,6 @@ def remaining_rows(
 def _write_corpus(
     folder: pathlib.Path, version: str, former: Corpus, changes: Changes, row_Y: np.ndarray
 ) -> Corpus:
-    """Writes the passages of the new version, unless a killed update has."""
     target, source = folder / version / PASSAGES, changes.source(former.fingerprint)
     if changes.add is None and not len(row_Y):
         raise UserError(f"every passage of {folder} is removed: keep one, or delete the folder")
@@ -187,7 +186,6 @@ def _write_corpus(
 
 
 def _build(corpus: Corpus, folder: pathlib.Path, version: str, row_Y: np.ndarray) -> None:
-    """Builds the new version with the settings of the former one."""
     description, files = read_description(folder), files_folder(folder)
     if description["kind"] == BM25Index.kind:
         settings = {name: description[name] for name in SETTINGS}

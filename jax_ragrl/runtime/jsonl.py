@@ -77,7 +77,6 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replaces every number that is not finite by None."""
     if isinstance(value, Mapping):
         return {key: _finite(x) for key, x in value.items()}
     if isinstance(value, list | tuple):

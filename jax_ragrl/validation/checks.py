@@ -118,7 +118,6 @@ def _generate(data: Data) -> tuple[list[Finding], DataSample]:
 
 
 def _check_models(job: Job, sample: DataSample, quick: bool) -> Iterator[Finding]:
-    """Yields the findings about models; costly checks only follow if cheap ones found no error."""
     world: worlds.World | None = sample.world
     findings = list(check_tokenizers(job))
     yield from findings

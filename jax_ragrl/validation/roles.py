@@ -116,7 +116,6 @@ def _llm(job: Job, sample: DataSample) -> FrozenLLM:
 
 
 def _describe_roles(job: Job, forests: Sequence[Forest]) -> Iterator[Finding]:
-    """Yields a finding per role: the share of its sampled actions that are valid."""
     parts = [valid_samples(forest) for forest in forests]
     for role in job.policy_of:
         pairs = [part[role] for part in parts if role in part]
@@ -136,7 +135,6 @@ def _describe_roles(job: Job, forests: Sequence[Forest]) -> Iterator[Finding]:
 
 
 def _describe_prompts(job: Job, forests: Sequence[Forest]) -> Finding:
-    """Returns a finding about prompts that no shape of sampling or of training holds."""
     actions = [r.action for forest in forests for r in forest.records if r.action is not None]
     # Sampling and training have their own longest shapes; the shorter one decides.
     longest = min(job.shapes.prompt_lengths[-1], job.packing.row_lengths[-1])

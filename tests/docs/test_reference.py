@@ -34,7 +34,7 @@ def test_the_config_reference_has_every_key_once():
     assert {"objective.kl.coefficient", "run.steps", "mesh"} <= set(targets)
 
 
-def test_a_description_is_an_entry_of_the_docstring_or_a_comment():
+def test_a_description_is_an_entry_of_the_docstring():
     class Example:
         """Holds two numbers.
 
@@ -46,16 +46,12 @@ def test_a_description_is_an_entry_of_the_docstring_or_a_comment():
 
         one: int = 1
         two: int = 2
-        # Above the field.
-        four: int = 4
-        five: int = 5  # at its end
+        three: int = 3
 
     assert config_keys.descriptions(Example) == {
         "one": "the first number, over two lines.",
         "two": "others.",
         "three": "others.",
-        "four": "Above the field.",
-        "five": "at its end",
     }
 
 
