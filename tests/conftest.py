@@ -61,6 +61,12 @@ def programs_of_one_file() -> Iterator[None]:
         jax.clear_caches()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Starts with the files that have slow tests: a process that took one last would end alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Optimizes the programs of tests that are marked `optimized`, and of their fixtures.
 

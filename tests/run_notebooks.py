@@ -1,8 +1,8 @@
 """Runs the notebooks as a reader would: `python tests/run_notebooks.py [FILE ...]`.
 
-Each runs in a scratch folder, and no notebook file is changed. Cells tagged `install` are skipped,
-because the package is installed already. If a cell fails, the cell and its traceback are printed,
-and the exit code is 1.
+Two run at a time, each in a scratch folder, and no notebook file is changed. Cells tagged `install`
+are skipped, because the package is installed already. If a cell fails, the cell and its traceback
+are printed, and the exit code is 1.
 """
 
 import os
@@ -10,13 +10,14 @@ import pathlib
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import nbclient
 import nbformat
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
-CELL_TIMEOUT = 300
+CELL_TIMEOUT = 600
 
 
 def run_notebook(path: pathlib.Path) -> None:
@@ -50,7 +51,8 @@ def main(arguments: list[str]) -> int:
     if not paths:
         print(f"FAILED: there is no notebook in {REPO / 'notebooks'}")
         return 1
-    return 0 if all([passes(path) for path in paths]) else 1
+    with ProcessPoolExecutor(2) as pool:
+        return 0 if all([*pool.map(passes, paths)]) else 1
 
 
 if __name__ == "__main__":
