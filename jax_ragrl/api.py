@@ -80,7 +80,6 @@ def load_config(
       UserError: the file cannot be read, or a key does not fit its structure.
     """
     config = read_config(local(file), [])
-    # As on the command line, so that former names of keys and changes of a kind work here, too.
     override(config, [f"--config.{key}={value}" for key, value in (overrides or {}).items()])
     return config
 
@@ -121,7 +120,6 @@ def train(
     # Before the components, whose models are the first programs to compile.
     enable_compile_cache(folder)
     components = _components(job, folder, questions, retriever, llm)
-    # The loop writes checkpoints; the trained policies are then read from the newest one.
     loop.train(job, components, folder)
     # A run without steps has the policies that it would start from.
     if not (job.run.steps or has_checkpoints(folder)):
@@ -184,7 +182,6 @@ def ask(run: TrainedRun, question: str) -> Answer:
     forest = roll_out_texts(run.job.recipe.evaluation_system, environment, [question])
     if forest.failures:
         raise UserError(f"{question!r} has no answer: {forest.failures[0]}. Fix this and ask again")
-    # Inference is a single chain: one question has one leaf.
     (leaf,) = forest.leaves()
     return Answer(leaf.answer if leaf else None, transcript(forest, 0))
 

@@ -34,7 +34,6 @@ def loads(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} levels") from None
-    # The count is fast and almost always decides.
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise ValueError(f"nested more than {MAX_DEPTH} levels")
     if "\\ud" not in text and "\\uD" not in text:  # most texts have no surrogates

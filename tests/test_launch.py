@@ -81,9 +81,7 @@ def test_gpus_get_a_cuda_version_that_they_support(tmp_path, wanted, driver, gpu
     assert resolved(tmp_path, wanted, driver, gpus) == (lock, "")
 
 
-def test_an_old_driver_falls_back_to_the_cpu(
-    tmp_path,
-):
+def test_an_old_driver_falls_back_to_the_cpu(tmp_path):
     device, said = resolved(tmp_path, "auto", "470.82.01", "8.0")
     assert device == "cpu" and "525 or newer" in said
     device, said = resolved(tmp_path, "cuda", "470.82.01", "8.0")

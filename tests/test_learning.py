@@ -16,12 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from jax_ragrl.credit.advantages import (
-    group_centred,
-    group_normalised,
-    leave_one_out,
-    whiten,
-)
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out, whiten
 from jax_ragrl.credit.returns import gae, monte_carlo
 from jax_ragrl.losses import (
     clipped_policy_loss,

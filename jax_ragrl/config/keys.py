@@ -55,11 +55,9 @@ def config_keys(
         value = values.get(name, None if is_required else default)
         if (inner := section_class(hint, value)) is not None and value is not None:
             section = value if isinstance(value, Mapping) else {}
-            # Another kind of the same section has other keys.
             own = default if type(default) is inner else None
             kinds = kinds_of(hint)
             for key in config_keys(inner, section, f"{prefix}{name}.", own):
-                # A section shows the keys of its own kind alone.
                 if len(kinds) > 1 and key.name == f"{prefix}{name}.kind":
                     more = f" Each kind has its own keys: --config.{key.name}=KIND shows them."
                     words = " or ".join(map(repr, kinds))

@@ -218,7 +218,6 @@ def _expect(right: bool, where: str, value: Any, kind: str) -> None:
 
 
 def _is(value: Any, kind: type) -> bool:
-    # In Python, True is an int.
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 

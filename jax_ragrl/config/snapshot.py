@@ -55,22 +55,17 @@ def save_config(
     if file.exists() and not renew:
         check_saved_config(file, values, free, place)
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A rename is atomic: an interruption leaves either the old file or the new one.
     draft = file.with_suffix(".tmp")
     draft.write_text(_text(values), encoding="utf-8")
     draft.replace(file)
 
 
 def check_saved_config(
-    file: pathlib.Path,
-    values: Mapping[str, Any],
-    free: Collection[str],
-    place: str = "--workdir",
+    file: pathlib.Path, values: Mapping[str, Any], free: Collection[str], place: str = "--workdir"
 ) -> None:
     """Raises `UserError` if a config differs from a saved one; arguments as in `save_config`."""
     # The new config makes the same trip through JSON as the file, which turns tuples into lists.
     before, now = _flat(load_saved_config(file)), _flat(json.loads(_text(values)))
-    # The symmetric difference contains keys that only one of the configs has, too.
     differences = sorted(key for key, _ in before.items() ^ now.items() if key not in free)
     if differences:
         raise UserError(
@@ -92,7 +87,6 @@ def load_saved_config(file: pathlib.Path) -> dict[str, Any]:
 
 
 def _text(values: Mapping[str, Any]) -> str:
-    # Sorted and indented for readers, and for comparisons of two runs.
     return json.dumps(_without_secrets(values), indent=2, sort_keys=True, default=list) + "\n"
 
 

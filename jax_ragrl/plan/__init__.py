@@ -131,7 +131,6 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     state = state_bytes(policies, run.objective, run.optimizer, mesh)
     # A language model generates while the policies wait, so its memory adds only to their weights.
     rollout = max(sampling["bytes"], sampling["weight_bytes"] + others.generation_bytes)
-    # A stale rollout is made during an update.
     largest = update["bytes"] + rollout if run.staleness else max(update["bytes"], rollout)
     peak = state + others.permanent_bytes + largest
     memory = memory_of(devices[0])
@@ -225,7 +224,6 @@ def policies_of(
         try:
             policy = config_named(folders[name]) if name in folders else config
         except UserError as error:
-            # A model that is not on this machine yet: --shape is the best estimate.
             policy = config
             unknown.append(f"policies.{name}: counted as --shape ({error})")
         policy = dataclasses.replace(

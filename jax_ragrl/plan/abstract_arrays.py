@@ -23,10 +23,7 @@ from jax_ragrl.runtime.topology import is_gpu
 
 
 def abstract_decoder(
-    config: DecoderConfig,
-    mesh: Mesh,
-    rules: Rules | None = None,
-    lora: LoRAConfig | None = None,
+    config: DecoderConfig, mesh: Mesh, rules: Rules | None = None, lora: LoRAConfig | None = None
 ) -> Decoder:
     """A decoder with abstract parameters on a mesh, by default by the rules of training."""
     shapes = abstract_params(config)

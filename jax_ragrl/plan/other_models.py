@@ -119,7 +119,6 @@ def count_other_models(
         try:
             others.sections[name] = count()
         except UserError as error:
-            # One missing folder must not prevent counting the other models.
             others.uncounted_models.append(f"{name}: {error}")
     local = {n: llm for n, llm in models.items() if isinstance(llm, LocalLLMConfig)}
     # A forward pass may need copies of int8 weights in the compute dtype, which are not counted.

@@ -54,7 +54,6 @@ def count_sampling(
     length = max(
         shapes.prompt_lengths, key=lambda n: shapes.max_batch_size(n, devices) * (n + new_tokens)
     )
-    # Sampling holds a copy of the weights in the compute dtype.
     acting = dataclasses.replace(config, param_dtype=config.dtype)
     model = SplitModel.from_model(abstract_decoder(acting, mesh, rules, lora))
     count = shapes.max_batch_size(length, devices)

@@ -43,7 +43,6 @@ def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
         on_devices = f"on the devices of each host, {size}"
         yield "place of the index", server if place["place"] == SERVER else on_devices
     memory, fits = result["memory_bytes"], result["fits"]
-    # A CPU reports no memory.
     limit = f" of {size_text(memory)}" if memory else ""
     verdict = {True: ", fits", False: ", does not fit", None: ""}[fits]
     yield "peak", f"{size_text(result['peak_bytes'])}{limit}{verdict}"

@@ -46,7 +46,6 @@ def build_components(
     # Data before models: a wrong path fails before weights are loaded.
     mesh, load = mesh_for(job), shared_loader()
     policies, tokenizer = load_policies(job, mesh, load=load)
-    # A run that has begun continues from its own checkpoint.
     if job.start_from and not has_checkpoints(workdir):
         policies = start_policies(job, policies)
     rest = build_surroundings(job, workdir, data, mesh, tokenizer, retriever, llm, load)
@@ -68,7 +67,6 @@ def build_surroundings(
     `retriever` and `llm` replace those of the config; `load` is by default a new `shared_loader`.
     """
     corpus, questions, world = data
-    # Each process answers the requests of its questions, on its local devices.
     load_frozen = functools.partial(
         load_llm,
         world=world,

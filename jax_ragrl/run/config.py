@@ -20,12 +20,7 @@ from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.policies import Schedule
-from jax_ragrl.llm.kinds import (
-    LLM,
-    NoLLMConfig,
-    Thinking,
-    WorldReaderConfig,
-)
+from jax_ragrl.llm.kinds import LLM, NoLLMConfig, Thinking, WorldReaderConfig
 from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.config import REMAT, TINY
 from jax_ragrl.models.lora import LoRAConfig
@@ -177,7 +172,6 @@ class Run:
     trackio_project: str = ""
 
     def __post_init__(self) -> None:
-        # The import itself would be slow; whether the package exists is enough here.
         for key, package in TRACKERS.items():
             if getattr(self, key) and importlib.util.find_spec(package) is None:
                 raise UserError(
@@ -273,7 +267,6 @@ class Job:
                 f"the recipe's metric is {self.recipe.metric!r}: use one of {', '.join(METRICS)}, "
                 "or add it to jax_ragrl.text.metrics.METRICS in the module of the system"
             )
-        # The evaluated system may have roles with other limits than the trained one.
         systems = (self.recipe.system, self.recipe.evaluation_system)
         for system in systems:
             check_members(system)
@@ -286,7 +279,6 @@ class Job:
                     "the role's tokens"
                 )
         self.schedule.roles(0, tuple(self.policy_of))  # refuses unknown roles
-        # The update has what it reads.
         if self.preference is not None:
             self._check_preference()
         self._check_credit()

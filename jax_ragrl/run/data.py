@@ -14,10 +14,7 @@ from jax_ragrl.corpus.mixture import load_mixture
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.index import (
-    load_indexed,
-    units_of,
-)
+from jax_ragrl.retrieval.index import load_indexed, units_of
 from jax_ragrl.retrieval.kinds import HASHED_WORDS, Index, PipelineIndex, VectorIndex
 from jax_ragrl.retrieval.measures import example_names
 from jax_ragrl.run.config import Data
@@ -60,7 +57,6 @@ def load_data(
             "dev": tuple(load_mixture(files.dev, fields=files.fields)),
             "test": tuple(load_mixture(files.test, fields=files.fields)),
         }
-        # A search server has its own corpus.
         if not files.corpus:
             return LoadedData(Corpus(()), splits, None)
         path = process_zero_first(lambda: data_path(files.corpus))

@@ -86,7 +86,6 @@ class Result:
 
     def check_answered(self) -> None:
         """Raises `UserError` if every question failed, so that there is no score."""
-        # A score over no questions would look like a result in a table.
         if self.finish_reasons and set(self.finish_reasons) == {"failed"}:
             message, count = collections.Counter(self.failures).most_common(1)[0]
             raise UserError(
@@ -109,7 +108,6 @@ class Result:
             "ended": dict(self.finish_reasons),
             "malformed": dict(self.invalid_actions),
             "strategies": dict(self.strategies),
-            # Six digits after the point: an answer costs a fraction of a cent.
             "costs": {
                 name: _finite(round(_mean(x), 6 if name == "dollars" else 3))
                 for name, x in self.costs.items()

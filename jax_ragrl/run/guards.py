@@ -16,16 +16,7 @@ from jax_ragrl.config.ranges import Bound, Count
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.indicators import (
-    INDICATORS,
-    OFF,
-    UNDO,
-    WARN,
-    History,
-    Incident,
-    Limit,
-    observe,
-)
+from jax_ragrl.run.indicators import INDICATORS, OFF, UNDO, WARN, History, Incident, Limit, observe
 
 ADVICE_TOO_LONG = (
     "raise the longest of shapes.prompt_lengths and of packing.row_lengths, or use fewer passages"
@@ -158,7 +149,6 @@ class RunMonitor:
         Within the first `period` steps, which end with an evaluation, every bounded metric must
         have been logged once; a bound on another one causes a warning.
         """
-        # A config of an older run may have bounds on metrics that have been renamed since.
         self._bounds = guard.bounds
         self._patience, self._workdir = guard.patience, workdir
         self._unlogged, self._steps_left = {name for name, *_ in self._bounds}, period
@@ -227,7 +217,6 @@ class RunMonitor:
           UserError: a metric was outside its bounds for too many consecutive steps, or the step is
             the last one and may not be saved.
         """
-        # Later steps may collapse for other reasons, which bounds catch.
         if self._is_first_step:
             _warn_if_all_invalid(metrics)
         self._is_first_step = False
@@ -239,7 +228,6 @@ class RunMonitor:
 
     def _warn_of_unlogged(self, metrics: Mapping[str, float]) -> None:
         self._unlogged, self._steps_left = self._unlogged - metrics.keys(), self._steps_left - 1
-        # Once per run: the period ends in one step only.
         if self._unlogged and self._steps_left == 0:
             names, keys = ", ".join(sorted(self._unlogged)), ", ".join(sorted(metrics))
             warnings.warn(
@@ -260,7 +248,6 @@ class RunMonitor:
         self._steps_outside[name] += 1
         value, bounds = f"{name} is {metrics[name]:.4g}", f"{lowest:g} to {highest:g}"
         self._excess[name] = f"{value}, outside {bounds}"
-        # A single step may be noisy, so that only consecutive ones stop the run.
         if self._steps_outside[name] == self._patience:
             raise UserError(
                 f"{value}, and was outside {bounds} for {self._patience} steps in a row: training "

@@ -20,12 +20,7 @@ from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.description import FILE as INDEX_FILE
 from jax_ragrl.retrieval.description import encoder_source, read_description
 from jax_ragrl.retrieval.embed import Encoder
-from jax_ragrl.retrieval.index import (
-    build_index,
-    folder_of,
-    make_encoder,
-    open_index,
-)
+from jax_ragrl.retrieval.index import build_index, folder_of, make_encoder, open_index
 from jax_ragrl.retrieval.kinds import (
     HASHED_WORDS,
     BM25Index,
@@ -164,7 +159,6 @@ def has_other_source(index: VectorIndex, folder: pathlib.Path) -> bool:
 
 def check_index_settings(index: VectorIndex, folder: pathlib.Path) -> None:
     """Raises `UserError` if the index in a folder was built with other settings."""
-    # `open_index` takes kind, dtype and encoder from the folder.
     description = read_description(folder)
     kind, dtype = description["kind"], description.get("dtype", "float32")
     encoder = encoder_source(description)

@@ -111,7 +111,6 @@ def build_folder(
     Raises:
       UserError: an argument cannot be used.
     """
-    # Read before the long work, so that a wrong path fails immediately.
     questions = with_gold(questions_path, qrels_path, reading.fields)
     is_listwise = isinstance(index, PipelineIndex) and index.rerank == LISTWISE
     if is_listwise and questions:
@@ -156,7 +155,6 @@ def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) 
         )
     # Removed first and written last, so that its presence proves that the index is complete.
     on_process_zero(lambda: (folder / FILE).unlink(missing_ok=True))
-    # A language model is not part of an index.
     rerank = "" if index.rerank == LISTWISE else index.rerank
     retriever = load_retriever(corpus, dataclasses.replace(index, rerank=rerank), folder)
     facts = {"corpus": corpus.fingerprint, "count": len(corpus)}

@@ -205,7 +205,6 @@ def is_beyond(indicator: Indicator, number: float | None, threshold: float) -> b
     """Whether the number of an indicator, as `number_of` returns it, is beyond its threshold."""
     if number is None:
         return False
-    # Strict: a threshold itself is within the bounds, as in `guard.bounds`.
     return number < threshold if indicator.is_low else number > threshold
 
 
@@ -215,11 +214,7 @@ def applies(indicator: Indicator, row: Mapping[str, Any]) -> bool:
 
 
 def observe(
-    limits: Mapping[str, Limit],
-    patience: int,
-    steps: int,
-    history: History,
-    row: Mapping[str, Any],
+    limits: Mapping[str, Limit], patience: int, steps: int, history: History, row: Mapping[str, Any]
 ) -> tuple[History, tuple[Incident, ...]]:
     """Folds a row of `metrics.jsonl` into the history of a run.
 
@@ -233,13 +228,11 @@ def observe(
     Returns:
       The history with the row, and the incidents of its step.
     """
-    # Copies: a caller may fold several rows from one history.
     trends, incidents = dict(history.trends), list[Incident]()
     for name, limit in limits.items():
         if limit.action == OFF or not applies(INDICATORS[name], row):
             continue
         for key, value in row.items():
-            # A value that is not finite says nothing.
             if _family(key) != INDICATORS[name].metric or value is None or not math.isfinite(value):
                 continue
             trend = trends.get((name, key), Trend())

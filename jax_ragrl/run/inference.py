@@ -66,7 +66,6 @@ def roll_out_texts(system: System, environment: Environment, texts: Sequence[str
     The text is the id of its question, so its seed does not depend on the batch. Duplicates are
     removed, because a repeated id would get a new seed.
     """
-    # A user's question has no gold answers.
     questions = [Question(text, text, ()) for text in dict.fromkeys(texts)]
     return collect(system, single_chain, questions, environment)
 

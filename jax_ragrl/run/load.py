@@ -22,7 +22,6 @@ from jax_ragrl.systems.registry import system_module
 
 def load_job(values: Mapping[str, Any]) -> Job:
     """Builds a job from the values of a config: `system` names a system, `recipe` its settings."""
-    # A copy, because `load_recipe` removes keys.
     values = with_default_index(values)
     return build(Job, {"recipe": load_recipe(values), **values})
 

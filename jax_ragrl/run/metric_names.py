@@ -127,11 +127,7 @@ UPDATE = tuple(
         ("role_gradient/share/<role>", "fraction", "projection of that part on the whole gradient"),
         ("role_gradient/cosine/<role>/<other>", "cosine", "between the gradients of two roles"),
         ("value/grad_norm", "norm", "norm of the critic's gradient before clipping"),
-        (
-            "sampler_gap/max",
-            "nats",
-            "largest gap of sampler and learner on scored tokens",
-        ),
+        ("sampler_gap/max", "nats", "largest gap of sampler and learner on scored tokens"),
         ("dropped_too_long", "turns", "turns or pairs left out because they exceed a row"),
         ("skipped", "steps", "optimizer steps skipped because the gradient was not finite"),
         ("flops", "operations", "floating-point operations of the update"),

@@ -89,7 +89,6 @@ def load_policies(
         cannot write a strict grammar.
     """
     names = sorted(set(job.policy_of.values()))
-    # Policies that start from one folder share its loaded weights.
     folders = initial_models(job)
     if unknown := sorted(set(folders) - set(names)):
         valid_names = ", ".join(dict.fromkeys([*names, *job.policy_of]))
@@ -110,14 +109,12 @@ def load_policies(
     policies = {name: by_folder[folder][0] for name, folder in folders.items()}
     if job.lora is not None:
         policies = {
-            # Different seeds, so that adapters of several policies start differently.
             name: add_lora(policy, job.lora, rngs=nnx.Rngs(job.seed + i))
             for i, (name, policy) in enumerate(policies.items())
         }
     tokenizer = by_folder[folders[names[0]]][1]
     for folder, (_, own) in by_folder.items():
         _report(folder, compare_with_roles(folder, own, job))
-    # Before a long run, and not when the first action of a role is sampled.
     systems = (job.recipe.system, job.recipe.evaluation_system)
     check_grammars((role for s in systems for role in s.roles.values()), tokenizer)
     return policies, tokenizer
@@ -241,7 +238,6 @@ def load_llm(
         shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
         model, thinks = without_fsdp(SplitModel.from_model(decoder)), llm.thinking == "on"
         return LocalLLM(model, tokenizer, shapes, f"local {llm.model}", thinking=thinks)
-    # Checked last: every other kind works on any data.
     if world is None:
         raise UserError(
             "llm.kind is world_reader, but the data are not generated: use local or openai, or "

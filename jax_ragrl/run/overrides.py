@@ -102,7 +102,6 @@ def _config_file(default: pathlib.Path | None, arguments: Sequence[str]) -> str:
       UserError: there is no such file.
     """
     files = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
-    # As with any flag, the last one counts.
     file = (files or [str(default or "")])[-1]
     if not file:
         raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")

@@ -24,7 +24,6 @@ def write_predictions(
 
     Characters of the name other than letters, digits, dots, hyphens and underscores are replaced.
     """
-    # Names of rows have colons and spaces, which some file systems refuse.
     label = re.sub(r"[^\w.-]+", "_", name)
     file = folder / FOLDER / f"{label}.jsonl"
 

@@ -22,10 +22,7 @@ from jax_ragrl.run.short_names import parse_index
 
 
 def retriever_from(
-    corpus: Corpus,
-    section: Mapping[str, Any],
-    workdir: pathlib.Path,
-    llm: LoadLLM | None = None,
+    corpus: Corpus, section: Mapping[str, Any], workdir: pathlib.Path, llm: LoadLLM | None = None
 ) -> Retriever:
     """Opens or builds the retriever of a section `index`, in `workdir` if it names no folder.
 

@@ -92,7 +92,6 @@ def update_index(
             f"{folder} is a pipeline, which has several indexes: rerun 'ragrl data index --corpus' "
             "on the changed passages"
         )
-    # All input is checked before the first file is written.
     former = stored_corpus(folder)
     reading = process_zero_first(lambda: former_reading(former, folder)) if add else AS_IS
     changes = Changes(add, read_ids(remove) if remove else frozenset(), reading)

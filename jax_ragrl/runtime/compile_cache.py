@@ -80,7 +80,6 @@ def report_compiling(program: str) -> Iterator[None]:
             return_free_memory()
             # Hosts compile the same programs, and a line of each would be noise.
             if is_process_zero():
-                # Through `tqdm`, so that the line does not break a progress bar.
                 tqdm.tqdm.write(f"compiled {program}: {seconds:.1f} s", file=sys.stderr)
 
 

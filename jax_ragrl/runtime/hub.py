@@ -116,7 +116,6 @@ def explain(error: Exception, repository: str, revision: str | None, kind: str =
         return f"{repository} on the Hub has no revision {revision!r}: give a branch, tag or commit"
     if is_full(error):
         return f"no space left for {repository} in {cache}: free some, or set HF_HOME"
-    # The name of a model may also be meant as a folder.
     prefix = f"{repository!r} is not a folder on this machine, and " if kind == MODEL else ""
     if isinstance(error, errors.HFValidationError):
         problem = f"the Hub can have no {kind} of this name ({one_line(error)})"

@@ -62,7 +62,6 @@ def drop_after_step(file: pathlib.Path, step: int) -> None:
 
 
 def _write(file: pathlib.Path, lines: Iterable[str]) -> None:
-    # A rename is atomic: an interruption leaves either the old file or the new one.
     draft = file.with_suffix(".tmp")
     with draft.open("w", encoding="utf-8") as out:
         out.writelines(f"{line}\n" for line in lines)

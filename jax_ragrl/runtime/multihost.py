@@ -273,7 +273,6 @@ def _exchange(data: bytes) -> list[bytes]:
     # Another thread may start programs on these devices (`run.staleness`).
     gather = in_order(multihost_utils.process_allgather)
     size_H = gather(np.int32(len(data)))
-    # Pad to a power of two, so that few programs are compiled.
     padded = np.zeros(1 << (int(size_H.max()) - 1).bit_length(), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     rows = gather(padded)

@@ -99,7 +99,6 @@ def _read_passages(data: Data, index: Index, passages: list[Passage]) -> Iterato
         )
     reading = config_reading(data, index)
     path = data_path(data.files.corpus)
-    # One more than the limit, to know whether there are more.
     passages += itertools.islice(reading.passages(path), LIMIT + 1)
     ids = collections.Counter(passage.id for passage in passages)
     name, times = ids.most_common(1)[0]

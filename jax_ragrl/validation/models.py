@@ -39,7 +39,6 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
     No weights are downloaded, and those on this machine are only compared if they contradict
     `config.json`.
     """
-    # Each folder is read once, even if several roles begin from it.
     folders = dict.fromkeys([job.policy, *dict(job.policies).values()])
     tokenizers = {name: ChatTokenizer.load(resolve_model(name, weights=False)) for name in folders}
     fits = True
@@ -105,7 +104,6 @@ def _check_reply(topic: str, llm: LLM) -> Iterator[Finding]:
         yield Finding("ok", topic, f"{llm.replies} holds {read_replies(data_path(llm.replies))}")
     if llm.replies_only:
         return
-    # A check must not wait as long as a training run would.
     patience = min(llm.timeout, PATIENCE)
     client = OpenAILLM(llm.model, llm.base_url, retries=0, timeout=patience, extra=llm.extra_body)
     (reply,) = client.complete([PROBE])
@@ -121,7 +119,6 @@ def check_server(job: Job) -> Iterator[Finding]:
         return
     index = dataclasses.replace(job.index, retries=0, timeout=min(job.index.timeout, PATIENCE))
     retriever = server_retriever(index, None)
-    # One query with a known answer: any server that works returns passages.
     (hits,) = retriever.search(["capital of France"], 1)
     if isinstance(hits, EffectError):
         raise UserError(f"{hits}: start the server, or correct index.url")

@@ -102,7 +102,6 @@ def _forests(
         yield forest
         for role, (_, count) in valid_samples(forest).items():
             counts[role] += count
-        # Enough actions of every role: further batches would cost time only.
         if all(count >= ACTIONS for count in counts.values()):
             return
 
@@ -123,7 +122,6 @@ def _describe_roles(job: Job, forests: Sequence[Forest]) -> Iterator[Finding]:
         if not count:
             yield Finding("warning", "roles", f"{role} did not act: its actions are not checked")
             continue
-        # The share over all batches, weighted by their numbers of actions.
         valid = sum(share * n for share, n in pairs) / count
         text = f"{valid:.0%} of {count} sampled actions of {role} are valid"
         if valid >= ENOUGH:

@@ -9,14 +9,7 @@ import pytest
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.guards import Guard
-from jax_ragrl.run.indicators import (
-    INDICATORS,
-    UNDOS,
-    History,
-    Incident,
-    Limit,
-    may_save,
-)
+from jax_ragrl.run.indicators import INDICATORS, UNDOS, History, Incident, Limit, may_save
 from jax_ragrl.run.metric_names import METRICS, metric_of
 
 # By indicator: a metric, its values in a healthy run, and those after a collapse.

@@ -12,10 +12,7 @@ from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.load import load_job
-from jax_ragrl.run.metric_names import (
-    METRICS,
-    metric_of,
-)
+from jax_ragrl.run.metric_names import METRICS, metric_of
 from jax_ragrl.training.loop import train
 from jax_ragrl.training.rollout_metrics import describe_rollout
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play

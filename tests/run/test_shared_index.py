@@ -55,10 +55,7 @@ def test_a_run_waits_for_the_index_that_another_one_builds(
     monkeypatch.setattr(lock, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(bm25, "build_bm25", build_again)
     monkeypatch.setattr(index, "build_index", build_again)
-    with (
-        concurrent.futures.ThreadPoolExecutor() as pool,
-        (folder / lock.FILE).open("a") as file,
-    ):
+    with concurrent.futures.ThreadPoolExecutor() as pool, (folder / lock.FILE).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         waiting = pool.submit(load_retriever, CORPUS, INDEXES[kind], tmp_path)
         time.sleep(0.3)

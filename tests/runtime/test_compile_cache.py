@@ -16,11 +16,7 @@ import pytest
 from jax_ragrl.bench.sample import PLAIN_TOKENIZER
 from jax_ragrl.cli import main as cli
 from jax_ragrl.runtime import compile_cache
-from jax_ragrl.runtime.compile_cache import (
-    compile_seconds,
-    enable_compile_cache,
-    report_compiling,
-)
+from jax_ragrl.runtime.compile_cache import compile_seconds, enable_compile_cache, report_compiling
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from tests.tiny import split_policy, tokenizer
 
