@@ -48,12 +48,9 @@ def load_data(
         names = f"{files.train},{files.dev},{files.test}".split(",")
         # The first process downloads files from the Hub; the others find it in the cache.
         process_zero_first(lambda: [data_path(name.strip()) for name in names])
+        counts = files.max_train_per_file, files.train_per_file
         splits = {
-            "train": tuple(
-                load_mixture(
-                    files.train, files.max_train_per_file, files.train_per_file, files.fields
-                )
-            ),
+            "train": tuple(load_mixture(files.train, *counts, files.fields)),
             "dev": tuple(load_mixture(files.dev, fields=files.fields)),
             "test": tuple(load_mixture(files.test, fields=files.fields)),
         }

@@ -105,16 +105,12 @@ class Guard:
                 f"guard.bounds {wrong} and guard.patience {self.patience}: a bound is (metric, "
                 "lowest, highest), and patience at least 1 step"
             )
-        if self.dev_drop.action == UNDO:
-            raise UserError(
-                "guard.dev_drop.action is 'undo', but an evaluation does not say which update was "
-                "wrong: use warn or stop"
-            )
-        if self.reward_order.action == UNDO:
-            raise UserError(
-                "guard.reward_order.action is 'undo', but no update mends a reward that does not "
-                "follow the answers: use warn or stop"
-            )
+        for name, why in (
+            ("dev_drop", "an evaluation does not say which update was wrong"),
+            ("reward_order", "no update mends a reward that does not follow the answers"),
+        ):
+            if getattr(self, name).action == UNDO:
+                raise UserError(f"guard.{name}.action is 'undo', but {why}: use warn or stop")
 
 
 def is_comparable(score_Q: np.ndarray, failures: Sequence[str]) -> bool:

@@ -175,7 +175,6 @@ def shared_loader() -> PolicyLoader:
     Models of one folder, layout and dtype share their arrays; each has its own config. The loader
     keeps the arrays alive, so discard it when all models are loaded.
     """
-
     load_once = functools.cache(load_policy)
 
     def load(

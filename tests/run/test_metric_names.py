@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from flax import nnx
 
-from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.run.build import build_components
-from jax_ragrl.run.load import load_job
 from jax_ragrl.run.metric_names import METRICS, metric_of
-from jax_ragrl.training.loop import train
 from jax_ragrl.training.rollout_metrics import describe_rollout
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
-from tests.tiny import policy, tokenizer
 
 
 def test_every_metric_is_listed_once_with_unit_and_meaning():
@@ -54,17 +45,3 @@ def test_all_rollout_metrics_are_listed():
     metrics = describe_rollout(forest, np.ones(len(forest.records)), lambda f: {"x": f.reward_N})
     assert len(metrics) > 15
     assert [key for key in metrics if metric_of(key) is None] == []
-
-
-@pytest.mark.slow
-def test_a_run_logs_no_metric_outside_the_table(tmp_path):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
-    changes = {"policy": folder, "data.world.size": 40, "run.steps": 1, "run.dev_questions": 2}
-    changes |= {"run.questions_per_step": 2, "objective.kl.where": "reward"}
-    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
-    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", overrides))
-    train(job, build_components(job, tmp_path), tmp_path)
-    _, row = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert {"reward/mean", "kl/mean", "eval/accuracy", "time/train_s"} <= row.keys()
-    assert [key for key in row if key != "step" and metric_of(key) is None] == []
