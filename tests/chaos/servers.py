@@ -7,16 +7,12 @@ were tried again end equal.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import pathlib
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.retrieval.base import Retriever
@@ -26,9 +22,8 @@ from jax_ragrl.run.data import load_data
 from jax_ragrl.run.index import load_retriever
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
-from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.types import LLMRequest, Message
-from tests.chaos.runs import REPO, SMALL, Outcome, Variant, call, train, train_command
+from tests.chaos.runs import CONFIG, SMALL, Outcome, call, train_command
 from tests.faults import answering, whole
 
 Fault = Callable[[bytes], Iterable[bytes | float]]
@@ -123,7 +118,7 @@ ALL = {**PASSING, **ODD, **LASTING, **HARMLESS}
 
 
 class Servers:
-    """Answers the requests of a run of `on_servers.py`, with faults at random.
+    """Answers the requests of a run, with faults at random.
 
     Args:
       folder: for the index of the retriever.
@@ -136,7 +131,9 @@ class Servers:
     def __init__(
         self, folder: pathlib.Path, share: float, faults: Sequence[str], seed: int, after: int = 4
     ) -> None:
-        job = load_job(load_config(REPO / "configs" / "tiny" / "c3po.py", _OVERRIDES))
+        job = load_job(
+            load_config(CONFIG, [f"--config.data.world.size={SMALL['data.world.size']}"])
+        )
         corpus, _, world = load_data(job.data)
         assert world is not None and isinstance(job.index, VectorIndex)
         self._retriever: Retriever = load_retriever(corpus, job.index, folder)
@@ -172,79 +169,21 @@ class Servers:
         return ALL[kind](body)
 
 
-_OVERRIDES = [f"--config.data.world.size={SMALL['data.world.size']}"]
-
-
 @contextlib.contextmanager
 def served(servers: Servers) -> Iterator[dict[str, Any]]:
     """Yields the config keys of a run that asks these servers."""
     with answering(servers.complete) as (llm, _), answering(servers.search) as (search, _):
-        yield {"llm.base_url": f"{llm}/v1", "index.url": search}
+        yield {
+            "llm__kind": "openai",
+            "llm__model": "m",
+            "llm__base_url": f"{llm}/v1",
+            "llm__timeout": 1.0,
+            "index__kind": "remote",
+            "index__url": search,
+            "index__timeout": 1.0,
+        }
 
 
-@dataclasses.dataclass(frozen=True)
-class Faulty:
-    """A run with faulty servers.
-
-    Fields:
-      name: of the run.
-      outcome: its end.
-      steps: number of rows of metrics.
-      reward: mean reward of the last third of the steps, without those in which every question
-        failed, and its standard error.
-      failed: questions that failed in all.
-      counts: faults by kind.
-      saved: the steps of its checkpoints.
-    """
-
-    name: str
-    outcome: Outcome
-    steps: int
-    reward: tuple[float, float]
-    failed: int
-    counts: Mapping[str, int]
-    saved: tuple[int, ...]
-
-
-def run_with_faults(
-    name: str,
-    workdir: pathlib.Path,
-    servers: Servers,
-    changes: Mapping[str, Any],
-    seconds: float,
-    *,
-    in_process: bool = False,
-) -> Faulty:
-    """Trains on faulty servers.
-
-    Args:
-      name: of the run.
-      workdir: its folder.
-      servers: the servers.
-      changes: config keys.
-      seconds: the deadline.
-      in_process: train in this process, which compiles only once, but cannot end a run that hangs.
-    """
+def train_on(servers: Servers, workdir: pathlib.Path, **changes: Any) -> Outcome:
     with served(servers) as addresses:
-        variant = Variant("on_servers", 1, {**changes, **addresses})
-        start = time.monotonic()
-        if in_process:
-            outcome = call(train_command(variant, workdir), workdir)
-            is_late = time.monotonic() - start > seconds
-            outcome = dataclasses.replace(outcome, is_late=is_late)
-        else:
-            outcome = train(variant, workdir, seconds)
-    # Without the evaluation before training, which has no rollouts.
-    rows = [row for row in read_rows(workdir / "metrics.jsonl") if row["step"]]
-    last = rows[-max(1, len(rows) // 3) :]
-    rewards = np.array([row["reward/mean"] for row in last if row["leaves"]] or [np.nan])
-    steps = tuple(sorted(int(x.name) for x in workdir.glob("checkpoints/*") if x.name.isdigit()))
-    return Faulty(
-        name,
-        outcome,
-        len(rows),
-        (float(np.mean(rewards)), float(np.std(rewards) / max(1, len(rewards)) ** 0.5)),
-        int(sum(row["failed"] for row in rows)),
-        dict(sorted(servers.counts.items())),
-        steps,
-    )
+        return call(train_command(workdir, **changes, **addresses), workdir)

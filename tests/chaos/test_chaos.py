@@ -1,166 +1,133 @@
-"""A small fixed share of the harness; `python -m tests.chaos` does the whole."""
+"""What is done to a run ends with the result of an undisturbed one, or with its name and remedy."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import pathlib
+import random
+import resource
+import shutil
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 
-import jax
-import numpy as np
 import pytest
 
-from jax_ragrl.learner.checkpoint import Checkpoints
-from tests.chaos import damages, kills, limited_disk, servers
-from tests.chaos.runs import Outcome, Variant, call, digest, train_command
+from jax_ragrl.runtime.jsonl import read_rows
+from tests.chaos import servers
+from tests.chaos.runs import call, digest, train_command
+from tests.chaos.servers import Servers, train_on
+from tests.flags import flags
 
-pytestmark = pytest.mark.optimized
-# One damage per kind of file.
-DAMAGES = (
-    "largest:checkpoints/4/state: bit flipped",
-    "checkpoints/4/meta/metadata: cut",
-    "metrics.jsonl: binary tail",
-    "config.json: cut",
-    "index/vectors/c/0/0: bit flipped",
-    ".lock: binary",
-)
-SHORT = {"run.steps": 3, "run.eval_every": 3, "run.dev_questions": 0}
-DEADLINE = 300  # seconds for the run that gets no answer
-C3PO = Variant("c3po")
+pytestmark = [pytest.mark.optimized, pytest.mark.slow]
+REPO = pathlib.Path(__file__).parents[2]
+SHORT = {"run__steps": 3, "run__eval_every": 3, "run__dev_questions": 0}
+
+
+def start(workdir: pathlib.Path) -> subprocess.Popen:
+    environ = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(1), "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-m", "jax_ragrl.cli.main", *train_command(workdir)]
+    return subprocess.Popen(command, env=os.environ | environ)
+
+
+def test_a_run_that_is_killed_at_a_random_moment_ends_as_an_undisturbed_one(tmp_path: pathlib.Path):
+    begin = time.monotonic()
+    assert start(tmp_path / "whole").wait(900) == 0
+    seconds = time.monotonic() - begin
+    run = start(tmp_path / "killed")
+    time.sleep(random.Random(1).uniform(0.3, 0.9) * seconds)
+    run.send_signal(signal.SIGKILL)
+    run.wait(60)
+    assert start(tmp_path / "killed").wait(900) == 0
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with a finished run in `whole`, made in this process, which compiles only once."""
-    folder = tmp_path_factory.mktemp("c3po")
-    outcome = call(train_command(C3PO, folder / "whole"), folder / "whole")
-    assert outcome.is_success, outcome.output
+def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A finished run, made in this process, which compiles only once."""
+    folder = tmp_path_factory.mktemp("c3po") / "whole"
+    outcome = call(train_command(folder), folder)
+    assert outcome.code == 0, outcome.output
     return folder
 
 
-@pytest.mark.slow
-def test_killed_and_paused_runs_end_as_undisturbed_ones(tmp_path: pathlib.Path):
-    for result in kills.torment(Variant("coda"), tmp_path, kills=2, seed=1):
-        assert not [d for d in result.disturbances if d.fault], result
-        assert result.is_equal, result
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
 
 
-@pytest.mark.slow
-def test_a_damaged_run_is_mended_or_its_damage_is_named(folder: pathlib.Path):
-    results = damages.hurt(C3PO, folder, DAMAGES, train_only=True)
-    assert len(results) == len(DAMAGES)
-    assert not [result for result in results if not result.is_good]
+def flip(content: bytes) -> bytes:
+    """Flips one bit in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-@pytest.mark.slow
-def test_a_full_disk_is_named_and_the_run_continues_as_if_there_had_been_space(
-    folder: pathlib.Path, tmp_path: pathlib.Path
+DAMAGES: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("checkpoints/4/state", flip),
+    ("checkpoints/4/meta/metadata", cut),
+    ("metrics.jsonl", lambda content: content + b"\x80\xff\xfe{\x00"),
+    ("config.json", cut),
+    ("index/vectors/c/0/0", flip),
+    (".lock", lambda content: content + b"\xff\xfe"),
+]
+
+
+def test_a_damaged_run_is_mended_or_its_damage_is_named(
+    whole: pathlib.Path, tmp_path: pathlib.Path
 ):
-    expected = digest(folder / "whole")
-    result = limited_disk.with_small_files(C3PO, tmp_path / "run", "a checkpoint", expected)
-    assert result.is_named, result.first
-    assert result.actual == expected
+    expected = digest(whole)
+    for name, change in DAMAGES:
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(whole, copy)
+        file = copy / name
+        if file.is_dir():  # the largest of its data files
+            data = (x for x in file.glob("**/d/*") if x.is_file())
+            file = max(data, key=lambda x: x.stat().st_size)
+        file.write_bytes(change(file.read_bytes()))
+        outcome = call(train_command(copy), copy)
+        assert outcome.code in (0, 2) and not outcome.has_traceback, (name, outcome)
+        is_mended = outcome.code == 0 and digest(copy) == expected
+        assert is_mended or outcome.messages(), name
 
 
-@pytest.mark.slow
+def test_a_full_disk_is_named_and_the_run_continues_as_if_there_had_been_space(
+    whole: pathlib.Path, tmp_path: pathlib.Path
+):
+    """No file may have more than a MiB, so that a checkpoint cannot be written."""
+    command, (soft, hard) = train_command(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        first = call(command, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = "".join(first.messages())
+    assert first.code == 2 and ("full" in message or "ulimit" in message), first
+    assert call(command, tmp_path).code == 0
+    assert digest(tmp_path) == digest(whole)
+
+
 def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(tmp_path: pathlib.Path):
     kinds = [name for name in servers.PASSING if "hangs" not in name]
-
-    def run(name: str, share: float) -> servers.Faulty:
-        own = servers.Servers(tmp_path / "index", share, kinds, seed=0)
-        return servers.run_with_faults(name, tmp_path / name, own, SHORT, DEADLINE, in_process=True)
-
-    whole, faulty = run("whole", 0.0), run("faulty", 0.3)
-    assert whole.outcome.is_success and faulty.outcome.is_success, faulty.outcome
-    assert sum(faulty.counts.values()) > 5 and faulty.failed == 0
+    without, some, every = (Servers(tmp_path / "index", n, kinds, 0) for n in (0.0, 0.3, 1.0))
+    for own, name in ((without, "whole"), (some, "faulty")):
+        outcome = train_on(own, tmp_path / name, **SHORT)
+        assert outcome.code == 0, outcome
+    assert sum(some.counts.values()) > 5
+    assert not sum(row["failed"] for row in read_rows(tmp_path / "faulty" / "metrics.jsonl"))
     assert digest(tmp_path / "whole") == digest(tmp_path / "faulty")
-    outage = run("outage", 1.0)
-    assert outage.outcome.codes == (2,) and not outage.outcome.is_late, outage.outcome
+    outage = train_on(every, tmp_path / "outage", **SHORT)
+    assert outage.code == 2 and not outage.has_traceback, outage
     # The first requests succeed, so an early step may be saved; the last one may not.
-    assert not outage.outcome.has_traceback and SHORT["run.steps"] not in outage.saved
+    assert not (tmp_path / "outage" / "checkpoints" / "3").exists()
 
 
-@pytest.mark.slow
 def test_odd_replies_fail_their_questions_and_end_no_run(tmp_path: pathlib.Path):
     """From the first request on: a server need not have answered before."""
-    kinds = [*servers.ODD, "odd page", "no port", "moved"]
-    own = servers.Servers(tmp_path / "index", 0.1, kinds, seed=1, after=0)
-    changes = {"run.steps": 2, "run.questions_per_step": 6, "run.dev_questions": 0}
-    result = servers.run_with_faults("odd", tmp_path / "odd", own, changes, 300, in_process=True)
-    assert result.outcome.is_success and not result.outcome.has_traceback, result.outcome
-    assert sum(result.counts.values()) > 3 and 0 < result.failed < 12 and result.steps == 2
-
-
-def test_there_are_enough_kinds_of_faults():
-    assert len(servers.ALL) >= 40
-
-
-def test_a_run_whose_checkpoint_has_a_renamed_array_equals_no_other(tmp_path: pathlib.Path):
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        checkpoints.save(4, jax.device_put({"weight": np.ones(2, np.float32)}), {})
-    for name in ("metrics.jsonl", "trees.jsonl"):
-        (tmp_path / name).touch()
-    before = digest(tmp_path)
-    file = tmp_path / "checkpoints" / "4" / "meta" / "metadata"
-    file.write_text(file.read_text().replace('"weight": [2]', '"waight": [2]'))
-    after = digest(tmp_path)
-    assert not before.startswith("unreadable") and after.startswith("unreadable")
-
-
-@pytest.mark.parametrize(
-    "outcome, is_equal, expected",
-    [
-        (Outcome((0,), ""), True, "mended"),
-        (Outcome((0,), ""), False, "another result, silently"),
-        (Outcome((0,), "ragrl: checkpoint 4 is damaged"), False, "named"),
-        (Outcome((2,), "ragrl: checkpoint 4 is damaged"), True, "named"),
-        (Outcome((2,), "no"), True, "another result, silently"),
-        (Outcome((1,), "Traceback (most recent call last):\n"), True, "traceback"),
-        (Outcome((-9,), "", is_late=True), True, "hangs"),
-        (Outcome((1,), ""), True, "exit code (1,)"),
-    ],
-)
-def test_the_verdict_on_an_end(outcome: Outcome, is_equal: bool, expected: str):
-    assert damages.verdict(outcome, lambda: is_equal) == expected
-
-
-@pytest.mark.parametrize(
-    "name, outcome, part",
-    [
-        ("SIGKILL", Outcome((-9, -9), ""), ""),
-        ("SIGTERM", Outcome((143,), ""), ""),
-        ("SIGSTOP", Outcome((0,), ""), ""),
-        ("SIGSTOP", Outcome((1,), ""), "exit code 1"),
-        ("SIGINT", Outcome((130,), "Traceback (most recent call last):\n"), "traceback"),
-        ("SIGKILL", Outcome((-9,), "", is_late=True), "did not end"),
-    ],
-)
-def test_the_fault_of_an_end_after_a_signal(name: str, outcome: Outcome, part: str):
-    fault = kills.fault_of(name, outcome)
-    assert part in fault and bool(fault) == bool(part)
-
-
-class StubGroup:
-    """Processes that live for some seconds and record the signals that they receive."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end, self.signals = time.monotonic() + seconds, []
-
-    def lives(self) -> bool:
-        return time.monotonic() < self._end
-
-    def send(self, number: int) -> None:
-        self.signals.append(number)
-
-    def end(self) -> Outcome:
-        return Outcome((0,), "")
-
-
-def test_a_pause_ends_and_a_signal_to_an_ended_run_does_not_count(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kills, "PAUSE", 0.01)
-    group = StubGroup(60)
-    assert kills._disturb(group, "SIGSTOP", 0.0)[0]
-    assert group.signals == [signal.SIGSTOP, signal.SIGCONT]
-    ended = StubGroup(0)
-    assert not kills._disturb(ended, "SIGKILL", 1.0)[0] and not ended.signals
+    own = Servers(tmp_path / "index", 0.1, [*servers.ODD, "odd page", "no port", "moved"], 1, 0)
+    changes = {"run__steps": 2, "run__questions_per_step": 6, "run__dev_questions": 0}
+    outcome = train_on(own, tmp_path / "odd", **changes)
+    assert outcome.code == 0 and not outcome.has_traceback, outcome
+    rows = [row for row in read_rows(tmp_path / "odd" / "metrics.jsonl") if row["step"]]
+    assert sum(own.counts.values()) > 3 and 0 < sum(row["failed"] for row in rows) < 12
+    assert len(rows) == 2
