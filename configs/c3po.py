@@ -52,7 +52,6 @@ RECIPE = {
         "max_depth": 13,  # a deeper branch fails
         "max_documents": 10,  # with more of them, the only action offered is to answer
         "strict": True,  # in training, a selection of a missing document fails the branch
-        "hint": "",  # a note on the data set in the router's prompt; empty in the paper
         "max_tokens": 2048,
         "temperature": 0.6,
         "reply_tokens": 2048,  # of a roadmap or an answer, in the code
@@ -62,8 +61,6 @@ RECIPE = {
         "branching_depth": 4,  # deeper decisions sample one action, which bounds the tree
         "router_samples": 0,  # the router's three actions are all forced
         "router_forcing": "prefix",  # the policy writes the query of a forced search
-        "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
-        "weigh_duplicates": False,
     },
     "evaluation_depth": 15,  # the code's limit
 }

@@ -33,7 +33,6 @@ def get_config() -> ConfigDict:
                     "max_depth": 11,
                     "max_documents": 5,  # then the answer: the reader sees at most eight
                     "strict": True,  # a selection of a missing document fails the branch
-                    "hint": "",
                     "max_tokens": 32,
                     "temperature": 1.0,
                     "reply_tokens": 256,  # of an answer
@@ -43,8 +42,6 @@ def get_config() -> ConfigDict:
                     "branching_depth": 4,
                     "router_samples": 2,  # in addition to the forced actions
                     "router_forcing": "prefix",  # all three strategies; the policy writes the query
-                    "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
-                    "weigh_duplicates": False,
                 },
                 "evaluation_depth": 0,  # as in training
             },

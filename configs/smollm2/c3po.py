@@ -46,7 +46,6 @@ def get_config() -> ConfigDict:
                     "max_depth": 9,
                     "max_documents": 3,
                     "strict": True,  # a selection of a missing document fails the branch
-                    "hint": "",
                     "max_tokens": 32,
                     "temperature": 1.0,
                     "reply_tokens": 256,  # of an answer
@@ -56,8 +55,6 @@ def get_config() -> ConfigDict:
                     "branching_depth": 4,
                     "router_samples": 2,  # in addition to the forced actions
                     "router_forcing": "no_planning",  # the other two actions are forced
-                    "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
-                    "weigh_duplicates": False,
                 },
                 "evaluation_depth": 0,  # as in training
             },

@@ -46,7 +46,6 @@ def get_config(world: str = "stable") -> ConfigDict:
                     "max_depth": 13,
                     "max_documents": 6,
                     "strict": True,  # a selection of a missing document fails the branch
-                    "hint": "",
                     "max_tokens": 40,
                     "temperature": 1.0,
                     "reply_tokens": 256,  # of a roadmap or an answer
@@ -56,8 +55,6 @@ def get_config(world: str = "stable") -> ConfigDict:
                     "branching_depth": 4,  # deeper decisions sample one action
                     "router_samples": 1,  # in addition to the three forced actions
                     "router_forcing": "prefix",  # the policy writes the query of a forced search
-                    "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
-                    "weigh_duplicates": False,
                 },
                 "evaluation_depth": 0,  # as in training
             },

@@ -41,7 +41,6 @@ def get_config() -> ConfigDict:
                     "max_depth": 13,
                     "max_documents": 6,
                     "strict": True,  # a selection of a missing document fails the branch
-                    "hint": "",
                     "max_tokens": 40,
                     "temperature": 1.0,
                     "reply_tokens": 256,  # of a roadmap or an answer
@@ -51,8 +50,6 @@ def get_config() -> ConfigDict:
                     "branching_depth": 1,  # the router only
                     "router_samples": 1,  # in addition to the three forced actions
                     "router_forcing": "prefix",  # the policy writes the query of a forced search
-                    "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
-                    "weigh_duplicates": False,
                 },
                 "evaluation_depth": 0,  # as in training
             },

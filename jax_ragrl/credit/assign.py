@@ -22,29 +22,15 @@ Rule = Callable[[np.ndarray], Any]
 _monte_carlo, _mean_of_children = jax.jit(monte_carlo), jax.jit(mean_of_children)
 
 
-def reachable_leaves(
-    forest: Forest,
-    reward_N: np.ndarray,
-    *,
-    ignore_unanswered: bool = False,
-    multiplicity: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
+def reachable_leaves(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Monte Carlo credit: the mean return of the paths from each node to the leaves below it.
 
     A return is the sum of the rewards on the path, from the node itself to the leaf. In C-3PO only
-    leaves have rewards (Chen et al. 2025, eq. 5). The weight is the number of leaves below a node;
-    a node without any has credit 0.
-
-    Args:
-      forest: the rollouts.
-      reward_N: float32, the rewards of leaves and actions.
-      ignore_unanswered: whether leaves without an answer are left out. If not, they count with
-        their reward.
-      multiplicity: whether a merged sibling counts as often as it was sampled.
+    leaves have rewards (Chen et al. 2025, eq. 5). A leaf without an answer counts with its reward,
+    and a merged sibling once. The weight is the number of leaves below a node; a node without any
+    has credit 0.
     """
-    counted_N = forest.leaf_N & ~(forest.unanswered_N & ignore_unanswered)
-    weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
-    return _on_forest(_monte_carlo, forest, counted_N, reward_N, weight_N)
+    return _on_forest(_monte_carlo, forest, reward_N, np.ones_like(forest.parent_N))
 
 
 def child_mean(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,20 +40,18 @@ def child_mean(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.nda
     below them. A merged action counts as often as it was sampled. A leaf without an answer counts
     with its reward. The weight is 1 at nodes with a leaf below, 0 elsewhere.
     """
-    weight_N = forest.multiplicity_N
-    return _on_forest(_mean_of_children, forest, forest.leaf_N, reward_N, weight_N)
+    return _on_forest(_mean_of_children, forest, reward_N, forest.multiplicity_N)
 
 
 def _on_forest(
     value: Callable[..., Any],
     forest: Forest,
-    counted_N: np.ndarray,
     reward_N: np.ndarray,
     weight_N: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Applies a jitted function of `credit.returns` to a forest, padded to few shapes."""
     parent_N = pad_rows(forest.parent_N, 512, -1)  # padding nodes are roots and no leaves
-    rest = [pad_rows(x, 512) for x in (counted_N, reward_N, weight_N.astype(np.float32))]
+    rest = [pad_rows(x, 512) for x in (forest.leaf_N, reward_N, weight_N.astype(np.float32))]
     value_N, leaves_N = jax.device_get(value(*jax.device_put([parent_N, *rest])))
     count = len(forest.parent_N)
     return value_N[:count], leaves_N[:count]

@@ -19,7 +19,6 @@ C-3PO with GRPO among the actions of a decision, for example:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Collection
 
@@ -57,13 +56,14 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
         none = {"credit": None, "compare": None, "turn_credit": None}
         return dataclasses.replace(recipe, **none | {kind: own}, reads_leaves=True)
     if credit in RETURN_CREDITS:
-        rule = RETURN_CREDITS[credit]
-        if isinstance(recipe.credit, functools.partial) and recipe.credit.func is rule:
-            rule = recipe.credit  # with the settings of the recipe
         # GAE over a conversation sums rewards itself: it needs the reward of each turn alone.
         turn_credit = recipe.turn_credit if credit == "earned" else None
         return dataclasses.replace(
-            recipe, credit=rule, compare=None, turn_credit=turn_credit, reads_leaves=True
+            recipe,
+            credit=RETURN_CREDITS[credit],
+            compare=None,
+            turn_credit=turn_credit,
+            reads_leaves=True,
         )
     one_of("config.credit", credit, (OWN, *RETURN_CREDITS, *GROUP_CREDITS))
     # Siblings are the actions that the expander tries in one state; whole rollouts are copies.

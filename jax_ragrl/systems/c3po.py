@@ -9,7 +9,6 @@ Departures from the paper and its published code
   1. In the mode that allows only `[LLM]`, another action is overwritten in the state, and counted;
      the code corrects a local variable, so that a search still happens. The sampled tokens stay.
   2. A dead branch (malformed action, depth) counts as a leaf of reward 0; the code drops it.
-     `dead_leaf="ignore"` restores that.
   3. For the router, both forced texts and forced prefixes are available (paper: prefix, code:
      text).
   4. The router may sample in addition to its forced actions (`router_samples`); in the paper it
@@ -28,8 +27,7 @@ Departures from the paper and its published code
      gold answer or, with a `judge` in the config, a language model accepts it: the paper's measure,
      by the rules of the paper's prompt in other words. The substring of tables (cover-EM) would pay
      for "I do not know." if the gold answer is "no".
-  8. The code gives the router a hint about each data set; here `hint` is one text for all
-     questions, and empty, as in the paper.
+  8. The code gives the router a hint about each data set; here it gets none, as in the paper.
   9. The query is the text around the bracket; in the code, the text after it. The code also reads
      `[ LLM ]` and `[1,]`, which are malformed here.
  10. Epochs and minibatches are not stated: `configs/c3po.py` takes eight optimizer steps per batch
@@ -173,7 +171,6 @@ class C3PO:
       max_depth: a branch below this depth is dead; each node kind of the paper counts as one.
       max_documents: with more documents than this, only `[LLM]` is offered.
       strict: a selection out of range ends the branch (training); otherwise it is skipped.
-      hint: a text for the router about the questions.
       max_tokens: the maximum number of new tokens per action.
       temperature: the sampling temperature of all roles.
       reply_tokens: the maximum number of tokens of a roadmap or an answer of the frozen model.
@@ -193,7 +190,6 @@ class C3PO:
     max_depth: Count = 13
     max_documents: Count = 10
     strict: bool = True
-    hint: str = ""
     max_tokens: Count = 2048
     temperature: Positive = 0.6
     reply_tokens: Count = 256
@@ -216,7 +212,7 @@ class C3PO:
         queries: list[str] = []
         depth = 1
         # 1. The router chooses the strategy; the frozen model plans a series of searches.
-        prompt = self._messages("router", question, (), hint=self.hint)
+        prompt = self._messages("router", question, ())
         route = yield Generate(ROUTER, prompt, depth)
         yield from _dead_unless(route.valid, route.error, depth)
         yield StrategyChoice(route.action)
@@ -349,20 +345,15 @@ class TreeShape:
         `prefix`, but planning is not forced, for questions that one search answers. With `sampled`
         nothing is forced and the router samples `width` actions like any role; with a width of 1
         this is the single trajectory of the paper's ablation (section 6.4).
-      dead_leaf: `zero` counts a failed branch as a leaf of reward 0, `ignore` leaves it out.
-      weigh_duplicates: the credit weighs identical siblings, which are one node, by their number.
     """
 
     width: Count = 2
     branching_depth: Natural = 4
     router_samples: Natural = 0
     router_forcing: str = "prefix"
-    dead_leaf: str = "zero"
-    weigh_duplicates: bool = False
 
     def __post_init__(self) -> None:
         one_of("tree.router_forcing", self.router_forcing, (*SEARCHES, SAMPLED_ROUTER))
-        one_of("tree.dead_leaf", self.dead_leaf, ("zero", "ignore"))
         if self.router_samples and self.router_forcing == SAMPLED_ROUTER:
             raise UserError(
                 f"tree.router_samples is {self.router_samples}, but tree.router_forcing is "
@@ -399,17 +390,12 @@ class Settings:
 def recipe(settings: Settings) -> Recipe:
     """Returns tree rollouts with the accuracy of leaves, averaged over reachable leaves."""
     tree, depth = settings.tree, settings.evaluation_depth or settings.system.max_depth
-    credit = functools.partial(
-        reachable_leaves,
-        ignore_unanswered=tree.dead_leaf == "ignore",
-        multiplicity=tree.weigh_duplicates,
-    )
     # In evaluation a selection out of range is skipped.
     inference = dataclasses.replace(settings.system, strict=False, max_depth=depth)
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=cover_match_tokens),
-        credit=credit,
+        credit=reachable_leaves,
         expander=tree.expander,
         # Forced actions are not sampled, so they do not count for the batch size.
         width=max(tree.width, tree.router_samples),

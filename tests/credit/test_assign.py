@@ -195,7 +195,7 @@ def test_merged_siblings_count_once_in_comparisons():
     np.testing.assert_allclose(advantage_N, [0.25, -0.25, 0.5, -0.5, 0, 0, 0])
 
 
-def test_by_default_unanswered_leaves_and_merged_siblings_count_once():
+def test_unanswered_leaves_and_merged_siblings_count_once():
     records = [
         Record(NO_PARENT, 0, "role", 1, (0,)),
         Record(0, 0, "role", 2, (0, 0), multiplicity=3),
@@ -205,25 +205,6 @@ def test_by_default_unanswered_leaves_and_merged_siblings_count_once():
     value_N, leaves_N = reachable_leaves(*forest_of(records, [1.0, 0.0]))
     np.testing.assert_array_equal(value_N, [0.5, 1, 1, 0])
     np.testing.assert_array_equal(leaves_N, [2, 1, 1, 1])
-
-
-@pytest.mark.parametrize(
-    ("options", "values", "leaves"),
-    [
-        ({"ignore_unanswered": True}, [1, 1, 1, 0], [1, 1, 1, 0]),
-        ({"multiplicity": True}, [0.75, 1, 1, 0], [4, 1, 1, 1]),
-    ],
-)
-def test_reachable_leaves_options_change_the_counts(options, values, leaves):
-    records = [
-        Record(NO_PARENT, 0, "role", 1, (0,)),
-        Record(0, 0, "role", 2, (0, 0), multiplicity=3),
-        Record(1, 0, LEAF, 3, (0, 0), answer="x"),
-        Record(0, 0, LEAF, 2, (0, 1), finish_reason="Invalid Format"),
-    ]
-    value_N, leaves_N = reachable_leaves(*forest_of(records, [1.0, 0.0]), **options)
-    np.testing.assert_array_equal(value_N, values)
-    np.testing.assert_array_equal(leaves_N, leaves)
 
 
 def test_the_mean_over_children_counts_samples_costs_and_dead_branches():

@@ -80,7 +80,6 @@ def test_a_sampled_router_and_width_one_give_a_single_chain():
     [
         ({"router_forcing": "x"}, "router_forcing is 'x': use one of prefix, text, no_planning, s"),
         ({"router_forcing": "sampled", "router_samples": 1}, "router_samples is 1.*set .*to 0"),
-        ({"dead_leaf": "x"}, "tree.dead_leaf is 'x': use one of zero, ignore"),
     ],
 )
 def test_invalid_tree_settings_are_refused(shape, message):

@@ -102,12 +102,6 @@ def test_preferences_are_a_choice():
     assert job("c3po", {"preference.beta": 0.1}).preference is not None
 
 
-def test_a_credit_by_its_name_keeps_the_settings_of_the_recipe():
-    own = job("c3po", {"recipe.tree.dead_leaf": "ignore"})
-    named = job("c3po", {"recipe.tree.dead_leaf": "ignore", "credit": "reachable_leaves"})
-    assert named.credit.keywords == own.credit.keywords and own.credit.keywords
-
-
 def test_c3po_strategies_are_compared_as_siblings():
     """One of three forced routes answers right: the advantages of the group sum to 0."""
     with_credit = job("c3po", GRPO | {"credit": "siblings", "objective.advantage": "group_centred"})

@@ -16,19 +16,10 @@ from jax_ragrl.warmstart.demo_sources import right_answers
 from tests.rollout.tape import ANN
 
 
-@pytest.mark.parametrize(
-    ("shape", "root"),
-    [
-        ({}, 0.5),
-        ({"dead_leaf": "ignore"}, 1.0),
-        ({"weigh_duplicates": True}, 0.75),
-        ({"weigh_duplicates": True, "dead_leaf": "ignore"}, 1.0),
-    ],
-)
-def test_a_route_is_worth_its_leaves(shape, root):
+def test_a_route_is_worth_its_leaves():
     """Below a route, an action that was sampled three times leads to a right answer, which may say
     more than the gold one, and another to a dead end."""
-    c3po_recipe = recipe(Settings(tree=TreeShape(**shape)))
+    c3po_recipe = recipe(Settings())
     records = [
         Record(NO_PARENT, 0, ROUTER, 1, (0,)),
         Record(0, 0, FILTER, 2, (0, 0), multiplicity=3),
@@ -40,9 +31,8 @@ def test_a_route_is_worth_its_leaves(shape, root):
     reward_N = c3po_recipe.reward(forest)
     assert reward_N.tolist() == [0, 0, 0, 1, 0]
     credit_N, weight_N = c3po_recipe.credit(forest, reward_N)
-    np.testing.assert_allclose(credit_N, [root, 1, 0, 1, 0])
-    without_dead = shape.get("dead_leaf") == "ignore"
-    assert (weight_N > 0).tolist() == [True, True, not without_dead, True, not without_dead]
+    np.testing.assert_allclose(credit_N, [0.5, 1, 0, 1, 0])
+    assert (weight_N > 0).all()
 
 
 @pytest.mark.parametrize(
