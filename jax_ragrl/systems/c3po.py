@@ -66,8 +66,8 @@ from jax_ragrl.rollout.system import Fault, Shown, Steps, StrategyChoice, Used
 from jax_ragrl.systems.base import Recipe, WrappedSystem, with_actions
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.patterns import ascending, character, choice, line, visible
-from jax_ragrl.text.prompts import format_passages, user_turn
-from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
+from jax_ragrl.text.prompts import question_turn
+from jax_ragrl.types import LLMRequest, Passage, Question, Sampling
 
 ROUTER, FILTER, DECISION = "router", "filter", "decision"
 NO_RETRIEVAL, RETRIEVAL, PLANNING, LLM = "No Retrieval", "Retrieval", "Planning", "LLM"
@@ -212,14 +212,14 @@ class C3PO:
         queries: list[str] = []
         depth = 1
         # 1. The router chooses the strategy; the frozen model plans a series of searches.
-        prompt = self._messages("router", question, ())
+        prompt = question_turn(self.style, "router", question)
         route = yield Generate(ROUTER, prompt, depth)
         yield from _dead_unless(route.valid, route.error, depth)
         yield StrategyChoice(route.action)
         planned, roadmap = route.action == PLANNING, ""
         if planned:
             depth = yield from self._descend(depth)
-            prompt = self._messages("roadmap", question, ())
+            prompt = question_turn(self.style, "roadmap", question)
             sampling = Sampling(ROADMAP_TEMPERATURE, 1.0, self.reply_tokens)
             roadmap = yield CallLLM(LLMRequest("roadmap", prompt, sampling))
             depth = yield from self._descend(depth)
@@ -230,7 +230,7 @@ class C3PO:
                 # Another search (1), its filter (1) and the answer (2) take four levels.
                 only_llm = len(documents) > self.max_documents or depth > self.max_depth - 4
                 name = "decision_final" if only_llm else "decision"
-                prompt = self._messages(name, question, documents, roadmap=roadmap)
+                prompt = question_turn(self.style, name, question, documents, roadmap=roadmap)
                 decision = yield Generate(DECISION, prompt, depth)
                 # Where only `[LLM]` is offered, another action counts as that.
                 wrong = decision.error == "Invalid Action" or decision.action == RETRIEVAL
@@ -248,7 +248,7 @@ class C3PO:
             # 4. The filter selects passages, which are numbered from 1 in the prompt.
             yield Shown(candidates)
             name = "filter_objective" if objective else "filter"
-            prompt = self._messages(name, question, candidates, objective=objective)
+            prompt = question_turn(self.style, name, question, candidates, objective=objective)
             selection = yield Generate(FILTER, prompt, depth)
             yield from _dead_unless(selection.valid, selection.error, depth)
             legal = tuple(candidates[i - 1] for i in selection.args if 1 <= i <= len(candidates))
@@ -264,7 +264,7 @@ class C3PO:
         depth = yield from self._descend(depth, 2)
         # Without documents the model answers from memory, by another prompt.
         name = "answer" if documents else "answer_direct"
-        prompt = self._messages(name, question, documents)
+        prompt = question_turn(self.style, name, question, documents)
         text = yield CallLLM(LLMRequest(name, prompt, Sampling(0.0, 1.0, self.reply_tokens)))
         yield Done(text, "answered", depth)
 
@@ -272,12 +272,6 @@ class C3PO:
         """Returns the depth after some more levels; ends a branch that would be too deep."""
         yield from _dead_unless(depth + levels <= self.max_depth, "Max Depth", depth)
         return depth + levels
-
-    def _messages(
-        self, name: str, question: Question, passages: tuple[Passage, ...], **values: str
-    ) -> tuple[Message, ...]:
-        documents = format_passages(self.style, passages)
-        return user_turn(self.style, name, question=question.text, documents=documents, **values)
 
 
 def _dead_unless(alive: bool, reason: str, depth: int) -> Steps:

@@ -61,8 +61,8 @@ from jax_ragrl.rollout.tree import Forest, Record
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.metrics import cover_match_tokens, exact_match, f1
 from jax_ragrl.text.patterns import ascending, character, line, visible
-from jax_ragrl.text.prompts import format_passages, user_turn
-from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
+from jax_ragrl.text.prompts import question_turn
+from jax_ragrl.types import LLMRequest, Question, Sampling
 
 REWRITER, SELECTOR, GENERATOR = "rewriter", "selector", "generator"
 MODULES = ("QR+S+G", "S+G", "QR+G", "G", "QR", "S")
@@ -211,7 +211,8 @@ class MMOARAG:
         roles, depth = self.roles, 1  # modules that are off do not count as levels
         queries: tuple[str, ...] = (question.text,)
         if REWRITER in roles:
-            rewriting = yield Generate(REWRITER, self._messages("rewriter", question, ()), depth)
+            messages = question_turn(self.style, "rewriter", question)
+            rewriting = yield Generate(REWRITER, messages, depth)
             depth += 1
             queries = rewriting.args or queries  # without usable queries: the question
         # `allocation` drops queries without passages, which are the last ones.
@@ -221,7 +222,7 @@ class MMOARAG:
         reason = "answered"
         yield Shown(documents)
         if SELECTOR in roles:
-            messages = self._messages("selector", question, documents)
+            messages = question_turn(self.style, "selector", question, documents, first=0)
             selection = yield Generate(SELECTOR, messages, depth)
             depth += 1
             legal = [i for i in selection.args if i < len(documents)]
@@ -232,7 +233,7 @@ class MMOARAG:
             documents = tuple(documents[i] for i in legal)
         yield Used(documents)
         name = "generator" if documents else "generator_direct"
-        messages = self._messages(name, question, documents)
+        messages = question_turn(self.style, name, question, documents, first=0)
         if GENERATOR in roles:
             answer = yield Generate(GENERATOR, messages, depth)
         else:
@@ -240,12 +241,6 @@ class MMOARAG:
             greedy = Sampling(0.0, 1.0, self.generator_max_tokens)
             answer = parse_answer((yield CallLLM(LLMRequest("answer", messages, greedy))))
         yield Done(answer.args[0], reason) if answer.args else Done(None, answer.error)
-
-    def _messages(
-        self, name: str, question: Question, passages: tuple[Passage, ...]
-    ) -> tuple[Message, ...]:
-        documents = format_passages(self.style, passages, first=0)
-        return user_turn(self.style, name, question=question.text, documents=documents)
 
 
 def allocation(queries: int, total: int) -> tuple[int, ...]:

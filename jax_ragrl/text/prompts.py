@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.types import Message, Passage
+from jax_ragrl.types import Message, Passage, Question
 
 
 def _folder(style: str) -> Traversable:
@@ -44,6 +44,20 @@ def template(style: str, name: str) -> string.Template:
 def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
     """Returns a conversation of one user message, after the style's `system.txt` if it has one."""
     return (*_system(style), Message("user", template(style, name).substitute(values)))
+
+
+def question_turn(
+    style: str,
+    name: str,
+    question: Question,
+    passages: Sequence[Passage] = (),
+    *,
+    first: int = 1,
+    **values: str,
+) -> tuple[Message, ...]:
+    """Returns a `user_turn` with a question and passages, numbered from `first`."""
+    documents = format_passages(style, passages, first=first)
+    return user_turn(style, name, question=question.text, documents=documents, **values)
 
 
 def conversations(style: str) -> dict[str, tuple[Message, ...]]:

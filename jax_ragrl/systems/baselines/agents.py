@@ -28,6 +28,7 @@ from jax_ragrl.systems.baselines.script import (
     report_fault,
     unique_passages,
 )
+from jax_ragrl.systems.tags import TAG_FAULTS
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question
 
@@ -89,10 +90,7 @@ class PromptedAgent(ScriptedSystem):
       max_documents: the maximum number of passages in the answer prompt after the last turn.
     """
 
-    FAULTS = {
-        "No Action": "The text holds no tag of an action.",
-        "Empty Action": "The tag of the action holds no text.",
-    }
+    FAULTS = TAG_FAULTS
 
     turns: int = 15
     searches: int = 10

@@ -27,7 +27,7 @@ from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.text.metrics import cover_match_tokens
-from jax_ragrl.text.prompts import format_passages, user_turn
+from jax_ragrl.text.prompts import question_turn
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
 
 ANSWER = "answer"
@@ -44,16 +44,9 @@ class ChatExample(NamedTuple):
     role: str
 
 
-def _prompt(
-    style: str, name: str, question: Question, documents: Sequence[Passage], **values: str
-) -> tuple[Message, ...]:
-    shown = format_passages(style, documents)
-    return user_turn(style, name, question=question.text, documents=shown, **values)
-
-
 def answer_example(style: str, question: Question, documents: Sequence[Passage]) -> ChatExample:
     """Returns the example whose target is the first gold answer; there may be no documents."""
-    prompt = _prompt(style, ANSWER if documents else "answer_direct", question, documents)
+    prompt = question_turn(style, ANSWER if documents else "answer_direct", question, documents)
     return ChatExample(prompt, question.answers[0], ANSWER)
 
 
@@ -139,7 +132,7 @@ def rationale_examples(
     pairs = zip(questions, results, strict=True)
     contexts = [(question, hits.passages[:k]) for question, hits in pairs if question.answers]
     prompts = [
-        _prompt(style, "explain", question, documents, answer=question.answers[0])
+        question_turn(style, "explain", question, documents, answer=question.answers[0])
         for question, documents in contexts
     ]
     requests = [LLMRequest("explain", prompt, RATIONALE) for prompt in prompts]
@@ -159,4 +152,4 @@ def instruct_prompt(
     style: str, question: Question, documents: Sequence[Passage]
 ) -> tuple[Message, ...]:
     """Returns the prompt of a generator that explains its answer."""
-    return _prompt(style, "instruct", question, documents)
+    return question_turn(style, "instruct", question, documents)

@@ -28,7 +28,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -39,20 +38,10 @@ from jax_ragrl.rollout.effects import Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Steps
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.systems import tags
 from jax_ragrl.systems.base import Recipe, path_from_root
 from jax_ragrl.systems.coda import EXECUTOR_ACTIONS, EXECUTOR_NOTES
-from jax_ragrl.systems.tags import (
-    ANSWER,
-    REFINE,
-    SEARCH,
-    TAG_FAULTS,
-    THINK,
-    converse,
-    search_passages,
-    tag_contents,
-    tags_match,
-    turn_role,
-)
+from jax_ragrl.systems.tags import ANSWER, REFINE, SEARCH, THINK
 from jax_ragrl.text.metrics import cover_match_tokens, exact_match, f1
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import Question, Sampling
@@ -61,6 +50,8 @@ AGENT = "agent"
 TEACHER = "coda"  # the teacher of the warm-up: its executors are this agent
 MAX_ANSWER_WORDS = 10  # R1-Searcher's limit
 Metric = Callable[[str, Sequence[str]], float]
+# From an answer, the gold answers and the turns to the reward of a rollout.
+Reward = Callable[[str, Sequence[str], Sequence[ParsedAction]], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +67,7 @@ class SearchAgent:
       as_chat_turns: observations are chat turns of the user, not plain text.
     """
 
-    FAULTS = TAG_FAULTS
+    FAULTS = tags.TAG_FAULTS
 
     kind: str = "autorefine"
     style: str = "coda"
@@ -94,13 +85,13 @@ class SearchAgent:
     def roles(self) -> Mapping[str, Role]:
         """The agent."""
         how = Sampling(self.temperature, self.top_p, self.max_tokens), self.as_chat_turns
-        return {AGENT: turn_role(AGENT, EXECUTOR_ACTIONS, EXECUTOR_NOTES, *how)}
+        return {AGENT: tags.turn_role(AGENT, EXECUTOR_ACTIONS, EXECUTOR_NOTES, *how)}
 
     def steps(self, question: Question) -> Steps:
         """The agent searches until it answers."""
-        prompt = user_turn(self.style, KINDS[self.kind].prompt, task=question.text)
-        search = functools.partial(search_passages, self.style, self.top_k, self.as_chat_turns)
-        answer, reason, depth = yield from converse(AGENT, prompt, self.max_turns, search)
+        prompt = user_turn(self.style, KINDS[self.kind][0], task=question.text)
+        search = functools.partial(tags.search_passages, self.style, self.top_k, self.as_chat_turns)
+        answer, reason, depth = yield from tags.converse(AGENT, prompt, self.max_turns, search)
         yield Done(answer or None, reason, depth)
 
 
@@ -112,7 +103,7 @@ def autorefine_reward(answer: str, answers: Sequence[str], turns: Sequence[Parse
 
     A missing answer is empty, here and in the functions below.
     """
-    refinement = " ".join(tag_contents(turn.text, REFINE) for turn in turns)
+    refinement = " ".join(tags.tag_contents(turn.text, REFINE) for turn in turns)
     hit = bool(refinement.strip()) and cover_match_tokens(refinement, answers) > 0
     return _score(f1, answer, answers) or 0.1 * hit
 
@@ -142,8 +133,8 @@ def is_well_formed(turns: Sequence[ParsedAction]) -> bool:
     text = "".join(turn.text for turn in turns)
     has_search = f"<{SEARCH}>" in text or f"</{SEARCH}>" in text
     # An agent may answer without a search: the tags of a search are optional.
-    tags = (THINK, ANSWER) + ((SEARCH,) if has_search else ())
-    return all(turn.valid for turn in turns) and tags_match(text, tags)
+    required = (THINK, ANSWER) + ((SEARCH,) if has_search else ())
+    return all(turn.valid for turn in turns) and tags.tags_match(text, required)
 
 
 def _score(metric: Metric, answer: str, answers: Sequence[str]) -> float:
@@ -151,24 +142,13 @@ def _score(metric: Metric, answer: str, answers: Sequence[str]) -> float:
     return metric(answer, answers) if answer else 0.0
 
 
-class AgentKind(NamedTuple):
-    """The parts in which the agents differ.
-
-    Fields:
-      prompt: the name of the prompt.
-      reward: from an answer, the gold answers and the turns to the reward of the rollout.
-    """
-
-    prompt: str
-    reward: Callable[[str, Sequence[str], Sequence[ParsedAction]], float]
-
-
-KINDS: Mapping[str, AgentKind] = {
-    "autorefine": AgentKind("executor", autorefine_reward),
-    "search_r1": AgentKind("search", search_r1_reward),
-    "r1_searcher": AgentKind("search", r1_searcher_reward),
-    "research": AgentKind("search", research_reward),
-    "auto_rag": AgentKind("executor", search_r1_reward),
+# The prompt of each published agent, and its reward.
+KINDS: Mapping[str, tuple[str, Reward]] = {
+    "autorefine": ("executor", autorefine_reward),
+    "search_r1": ("search", search_r1_reward),
+    "r1_searcher": ("search", r1_searcher_reward),
+    "research": ("search", research_reward),
+    "auto_rag": ("executor", search_r1_reward),
 }
 
 
@@ -200,7 +180,7 @@ def reward(forest: Forest, kind: str) -> np.ndarray:
         # The leaf itself has no action.
         actions = (forest.records[node].parsed for node in path_from_root(forest, leaf))
         turns = [action for action in actions if action]
-        reward_N[leaf] = KINDS[kind].reward(record.answer or "", answers, turns)
+        reward_N[leaf] = KINDS[kind][1](record.answer or "", answers, turns)
     return reward_N
 
 

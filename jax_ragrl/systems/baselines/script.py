@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jax_ragrl.rollout.effects import CallLLM, Done
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Fault, Steps, Used
-from jax_ragrl.text.prompts import format_passages, template, user_turn
+from jax_ragrl.text.prompts import question_turn, template
 from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 
 # Tables are greedy; 256 tokens suffice for an answer or a list of queries.
@@ -46,8 +46,7 @@ class ScriptedSystem(abc.ABC):
         `name` is the name of the prompt, and the purpose of the request; `values` are further
         values of its placeholders.
         """
-        shown = format_passages(self.style, documents)
-        prompt = user_turn(self.style, name, question=question.text, documents=shown, **values)
+        prompt = question_turn(self.style, name, question, documents, **values)
         return CallLLM(LLMRequest(name, prompt, GREEDY))
 
     def message(self, name: str, **values: str) -> Message:
