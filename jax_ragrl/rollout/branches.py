@@ -21,14 +21,10 @@ EffectReply = Sequence[Action] | str | Hits | EffectError | None
 
 
 class Branch(NamedTuple):
-    """A live branch of the rollouts of one question.
+    """A live branch of the rollouts of one question, with its system suspended at its effects.
 
     Fields:
-      execution: the system, suspended at the effects of the branch.
-      question: the index of the question.
-      parent: the latest action.
-      path: the indices of the siblings chosen from the root to the branch.
-      nodes: the actions from the root to the branch.
+      path, nodes: the indices of the siblings chosen from the root, and the actions themselves.
       calls: the calls to the environment on the way.
       is_followed: whether the rollout continues after the pending search (see `Branching.peek`).
       place: its number at the root, then for each round its number among the branches that follow
@@ -64,9 +60,7 @@ class Nodes:
     """The nodes of the rollouts of a batch, in progress.
 
     Fields:
-      system, expander, questions: the arguments of `collect`.
       count: the number of tokens of a text.
-      records: the nodes so far.
       places: the place of the branch of each node.
       failures: error messages by the index of the question whose environment failed.
     """

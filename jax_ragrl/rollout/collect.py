@@ -64,13 +64,9 @@ class ActionRequest(NamedTuple):
     """A request for actions of one role in one state.
 
     Fields:
-      role: the role that acts.
-      messages: the prompt.
-      branching: which actions to force, and how many to sample.
       seed: the seed of the state, see `Branch.seed`.
-      history: the conversation after the prompt, see `effects.Generate`.
-      question, state: the question and the state that wait for the action. Only writers of labels
-        read them: a policy sees its prompt alone.
+      history: the conversation after the prompt `messages`, see `effects.Generate`.
+      question, state: for writers of labels; a policy sees its prompt alone.
     """
 
     role: Role
@@ -92,11 +88,8 @@ class Environment(NamedTuple):
     """The models and the retriever that the effects of a system call.
 
     Fields:
-      sampler: writes the actions of the roles.
-      retriever: performs searches.
-      llm: the frozen language model.
-      count: the number of tokens of a text. It measures the calls of a language model whose replies
-        are not `MeteredReply`.
+      count: the number of tokens of a text, for a language model whose replies are not
+        `MeteredReply`.
       judge: a language model that grades the answers of leaves; None: answers are not graded.
       times: measures the calls; None: they are not measured.
     """
@@ -126,20 +119,15 @@ def collect(
     copies: Sequence[Sequence[int]] | None = None,
     lockstep: bool = True,
 ) -> Forest:
-    """Rolls out every question until all branches have ended; rewards are still 0.
+    """Rolls out every question until all branches have ended; `Recipe.reward` computes the rewards.
 
     Args:
-      system: the system.
       expander: how many actions are tried in each state.
       questions: the batch. Seeds derive from the ids of questions; a repeated id gets other seeds.
-      environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: independent copies of every question's rollout, which are never merged (groups).
       copies: per question the numbers of the copies to roll out; None: all.
       lockstep: whether all branches wait for each other in every round, see the top of this file.
-
-    Returns:
-      The forest. `Recipe.reward` computes its rewards.
     """
     copies = [range(rollouts)] * len(questions) if copies is None else copies
     live, repeats = [], collections.Counter[str]()
@@ -193,17 +181,12 @@ class PendingEffect(NamedTuple):
 class Scheduler:
     """Performs the effects of branches until all branches have ended.
 
-    Args:
-      nodes: the nodes of the batch.
-      environment, seed, lockstep: the arguments of `collect`.
-
     Attributes:
       queues: the effects that wait for a batched call, by kind.
       in_workers: the number of calls of each kind that are in a worker.
       arrivals: the effects of each call that a worker has ended, and its result.
       ready: the branches that have all their replies.
-      live: the number of branches of each question that have not ended.
-      unfinished: the number of questions with such branches.
+      live, unfinished: the branches of each question that have not ended, and such questions.
     """
 
     def __init__(

@@ -24,15 +24,11 @@ def context_ids(
 ) -> tuple[int, ...]:
     """Returns the ids that a role reads before its next action; see `effects.Generate`.
 
-    Args:
-      tokenizer: the tokenizer of the policy.
-      messages: the prompt.
-      history: earlier actions and observations, in order.
-      as_chat_turns: whether an observation is a user turn of the chat template, which also closes
-        an action that was cut before its stop token. If not, an observation is plain text.
-        Control tokens in the text of an observation are encoded as ordinary text either way.
-      thinking: whether the next action may begin with a think block. Blocks of earlier actions
-        stay in the context, because the policy was sampled, and is trained, in it.
+    With `as_chat_turns`, an observation is a user turn of the chat template, which also closes an
+    action that was cut before its stop token; otherwise it is plain text. Control tokens in its
+    text are encoded as ordinary text either way. With `thinking`, the next action may begin with a
+    think block; blocks of earlier actions stay in the context, because the policy was sampled in
+    it.
     """
     ids = list(tokenizer.chat(messages, thinking=thinking))
     for segment in history:

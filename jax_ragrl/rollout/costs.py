@@ -50,16 +50,14 @@ FREE = Prices()
 
 
 def costs_of(forest: Forest, prices: Prices = FREE) -> list[dict[str, float]]:
-    """Returns the costs of each question of an unbranched forest, in the order of the questions.
+    """Returns the costs of each question of an unbranched forest; nan for a failed question.
 
-      retrieval_calls, passages       searches, and the passages that they returned
-      llm_calls, llm_prompt_tokens, llm_completion_tokens    the frozen language model
-      policy_calls, policy_tokens     the actions of the policy, and their tokens
-      peak_context                    the longest prompt with its action, in tokens
-      rounds                          sequential batched calls; concurrent effects share a round
-      dollars                         if there are prices: of searches and the language model
-
-    All costs of a failed question are nan.
+    retrieval_calls, passages       searches, and the passages that they returned
+    llm_calls, llm_prompt_tokens, llm_completion_tokens    the frozen language model
+    policy_calls, policy_tokens     the actions of the policy, and their tokens
+    peak_context                    the longest prompt with its action, in tokens
+    rounds                          sequential batched calls; concurrent effects share a round
+    dollars                         if there are prices: of searches and the language model
     """
     costs = []
     for i, leaf in enumerate(forest.leaves()):

@@ -1,10 +1,9 @@
 """Data-parallel rollouts: each process makes a shard of the rollouts, and all get the forest.
 
-A branch depends only on its own question and path, and nodes are recorded round by round in the
-order of the questions and paths. So the forests of the shards, merged in that order, equal the
-forest of one process. Processes that outnumber the questions share the copies of each question (the
-rollouts of a group); those that outnumber the copies, too, roll out nothing. With fewer processes,
-copies stay together, because they share their prompt.
+A branch depends only on its own question and path, so the forests of the shards, merged in the
+order of questions and paths, equal the forest of one process. Processes that outnumber the
+questions share the copies of each question (the rollouts of a group). With fewer processes, copies
+stay together, because they share their prompt.
 """
 
 from __future__ import annotations

@@ -29,11 +29,10 @@ class Generate(NamedTuple):
     """One action of a role.
 
     Fields:
-      role: the name of the role.
       messages: the prompt, which begins the conversation.
       depth: the number of decision levels down to this action; 1 at the root.
-      history: continues the conversation of `messages`: earlier actions and the observations after
-        them, in order. A context only grows; its ids are never decoded and encoded again.
+      history: earlier actions and the observations after them, in order. A context only grows; its
+        ids are never decoded and encoded again.
     """
 
     role: str
@@ -63,13 +62,7 @@ class CallLLM(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The end of a rollout.
-
-    Fields:
-      answer: the answer, or None.
-      finish_reason: why the rollout ended.
-      depth: the number of decision levels down to the end, for reports.
-    """
+    """The end of a rollout: its answer or None, why it ended, and the depth of decision levels."""
 
     answer: str | None
     finish_reason: str = ""

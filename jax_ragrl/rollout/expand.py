@@ -23,8 +23,7 @@ class Branching(NamedTuple):
     """The actions that are tried in one state: forced actions first, then samples.
 
     Fields:
-      samples: the number of sampled actions.
-      forced_actions: texts that are tried before the samples.
+      samples, forced_actions: the number of sampled actions, and the texts before them.
       follow: the number of distinct actions that the rollout continues with; None: all.
       peek: whether the searches of the other actions are still made, without continuing after
         them: the passages that a query returns may be its reward.

@@ -25,8 +25,6 @@ class LLMActionSampler:
     becomes an action without text and with an error message.
 
     Args:
-      llm: the language model.
-      tokenizer: the tokenizer of the policy.
       temperature: sampling temperature of all roles; None: that of each role.
       examples: by role, messages that precede every prompt of the role: worked examples, as turns
         of the user and the assistant. They are not part of the ids of an action's prompt.

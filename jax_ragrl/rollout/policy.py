@@ -22,12 +22,10 @@ SamplerModels = Mapping[str, SplitModel]
 
 
 class PendingActions(NamedTuple):
-    """Actions of a request that are still to be sampled.
+    """The actions of a request that are still to be sampled.
 
     Fields:
       job: the sampling job of each; their prompt, and the forced prefix that they begin with.
-      width: their number.
-      prompt: the ids of the prompt.
       opening: the think block that the prompt opens, if the role thinks: it belongs to the action.
       actions: the list that the actions go to.
     """
@@ -45,11 +43,8 @@ class PolicySampler:
 
     Fields:
       models: split decoders by the name of their policy.
-      tokenizer: the tokenizer of all policies.
-      shapes: the static shapes of sampling. No action is longer than `shapes.max_new_tokens`,
-        whatever its role allows.
+      shapes: no action is longer than `shapes.max_new_tokens`, whatever its role allows.
       greedy: whether temperature 0 replaces the temperature of every role.
-      counters: counts the work of sampling.
     """
 
     models: SamplerModels

@@ -22,16 +22,14 @@ class ParsedAction(NamedTuple):
     """The parse of an action.
 
     Fields:
-      action: the name of the action, such as `Retrieval`; empty if the text is invalid.
-      args: the arguments of the action.
+      action, args: its name, such as `Retrieval`, and its arguments.
       thought: the reasoning before the action, as the grammar of the role has it. It excludes a
         think block, because systems show thoughts in later prompts.
-      valid: False if the text violates the grammar; `error` then names the violation.
-      error: the kind of violation; empty if the action is valid.
+      valid, error: whether the text follows the grammar, and else the kind of violation.
       format_score: a grade of the form, 0 to 1.
-      text, ids: the action as it was sampled. `parse_action` and the rollout fill them in:
-        penalties read the raw text, which is the text after the think block if the role thinks,
-        and contexts continue with the ids, the block included.
+      text, ids: the action as it was sampled, which `parse_action` and the rollout fill in:
+        penalties read the raw text after a think block, and contexts continue with the ids, the
+        block included.
     """
 
     action: str
@@ -54,10 +52,8 @@ class Role:
     """A role of a system: how its actions are sampled and parsed.
 
     Fields:
-      name: the name of the role.
       parse: the grammar. It returns `invalid_action(...)` for a text that violates the grammar and
         never raises.
-      sampling: temperature, top-p and the maximum number of new tokens.
       policy: the name of the parameters that write the actions.
       stop_strings: an action ends with the model's stop token, or earlier with the shortest ids
         whose text contains one of these strings.
@@ -65,8 +61,7 @@ class Role:
         appended as plain text.
       allowed_token_regex: if not empty, only stop tokens and tokens whose text matches this regular
         expression may be written. This grammar mask applies in sampling and in scoring.
-      thinking: whether an action may begin with a think block, which is not parsed. `thinking` in
-        the config of a run sets it.
+      thinking: whether an action may begin with a think block, which is not parsed.
       reads_thoughts: whether the grammar has think tags, so that it parses the block too.
       action_regex: a regular expression that describes whole actions, each of which `parse`
         accepts: the syntax of Rust's `regex` crate, matched to the whole text. With stop strings,

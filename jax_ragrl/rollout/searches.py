@@ -36,12 +36,9 @@ def seen_passages(leaf: Record) -> tuple[Passage, ...]:
 def trajectory_measures(question: Question, leaf: Record, turns: int) -> dict[str, float]:
     """Computes the measures of the passages that a rollout has seen, from 0 to 1.
 
-    A rollout of fewer than `turns` turns keeps its last recall.
-
-    Returns:
-      `recall` over all passages, `ndcg@10` and `mrr@10` in the order of `seen_passages`,
-      `recall/turn_T` of the passages up to turn T, counted from 1, and `recall/hop_H` of the gold
-      passage of hop H, if the question has one gold passage per hop.
+    `recall` over all passages, `ndcg@10` and `mrr@10` in the order of `seen_passages`,
+    `recall/turn_T` of the passages up to turn T, counted from 1 (the last one stays if there are
+    fewer than `turns`), and `recall/hop_H` if the question has one gold passage per hop.
     """
     gold, passages = question.gold, seen_passages(leaf)
     by_turn = recall_by_turn(gold, search_turns(leaf))

@@ -54,10 +54,8 @@ AnyNote = TypeVar("AnyNote", bound=tuple[Any, ...])
 class State:
     """A question and the replies so far, from which every rollout can be repeated.
 
-    Fields:
-      question: the question.
-      replies: the reply to each step: a `Reply`, or a tuple of them for several effects.
-      notes: the notes before the effects that the question waits for.
+    The reply to a step is a tuple if the step has several effects. `notes` come before the effects
+    that the question waits for.
     """
 
     question: Question
@@ -124,11 +122,8 @@ class Execution:
     """A system's work on one question, suspended at the effects that it waits for.
 
     An execution is a value: `advance` may be called once per branch. The first call continues the
-    suspended generator; each later one repeats the recorded replies in a new generator.
-
-    Attributes:
-      state: the question, the replies so far and the notes.
-      effects: the effects to perform; `Done` alone ends the rollout.
+    suspended generator; each later one repeats the recorded replies in a new generator. `Done`
+    alone among the effects ends the rollout.
     """
 
     def __init__(self, system: System, question: Question):

@@ -20,20 +20,16 @@ def trees(
     choosers: Collection[str] = (),
     tokenizer: ChatTokenizer | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns the trees of the first `limit` questions as JSON values.
+    """Returns the trees of the first `limit` questions as JSON values; failed ones are skipped.
+
+    One `{"question", "answers", "hops", "nodes"}` per question. `id` and `parent` of a node are
+    node numbers of the forest (null above a root), and a credit of nan (no leaf was reached) is
+    null. A leaf also has the `calls` on the path to it, pairs of a purpose and a result.
 
     Args:
-      forest: any forest of `rollout.collect`.
-      credit_N: float, the credit of each node; nan (no leaf was reached) becomes null.
-      limit: maximum number of questions; failed questions are skipped.
       choosers: the roles that choose among passages (`Role.chooses`). Their nodes show these and
         mark the chosen ones; in a forest without such roles, a node shows what it searched for.
       tokenizer: if given, each action has its prompt, and its tokens with their log-probabilities.
-
-    Returns:
-      One `{"question", "answers", "hops", "nodes"}` per question. `id` and `parent` of a node are
-      node numbers of the forest (null above a root). A leaf also has the `calls` to the environment
-      on the path to it, pairs of a purpose and a result.
     """
     credit_N = np.asarray(credit_N, np.float64)
     # A wrong shape would silently show the credit of other nodes.

@@ -29,9 +29,8 @@ class Action(NamedTuple):
     """The output of a sampler for one role.
 
     Fields:
-      prompt_ids: the token ids of the prompt.
-      ids: the token ids of the action. They end with a stop id or a stop string unless the action
-        reached its maximum length.
+      ids: the token ids. They end with a stop id or a stop string unless the action reached its
+        maximum length.
       text: the text of `ids`, after the think block's opening tag if the prompt ends with it.
       logps: float32 natural-log probabilities of `ids` at the sampling temperature. None if the
         action was not sampled (forced text, the text of a teacher).
@@ -56,8 +55,7 @@ class Call(NamedTuple):
       turn: the action that pays for the call, as an index into the actions of its rollout.
       round: the round of the call, see `Record`.
       request: the query, or the last message of the prompt.
-      reply: the text that the language model returned; empty for a search.
-      prompt_tokens, completion_tokens: tokens of the language model; 0 for a search.
+      reply, prompt_tokens, completion_tokens: of the language model.
       passages: the passages that a search returned.
     """
 
@@ -76,19 +74,16 @@ class Record:
     """The host side of one node.
 
     Fields:
-      parent: the node number of the parent, or `NO_PARENT`.
-      question: the index of the question.
+      parent, question: the number of the parent, or `NO_PARENT`, and the index of the question.
       role: the role of the action, or `LEAF`.
       depth: the decision level of the action.
       path: the indices of the siblings chosen from the root down to this node.
       action, parsed: the action and its parse; None at a leaf.
-      is_forced: whether the action was forced instead of sampled.
       multiplicity: the number of identical siblings that were merged into the node.
       round: the number of batched calls before the node; concurrent effects share a round.
       calls: at a leaf, every call to the environment on the path to it.
-      answer: at a leaf, the answer; None if the rollout ended without one.
-      verdict: at a leaf, the grade of the judge, if there is a judge.
-      finish_reason: at a leaf, why the rollout ended.
+      answer, verdict, finish_reason: at a leaf, the answer or None, the grade of the judge if there
+        is one, and why the rollout ended.
       state: the state of the system after the action, or at the leaf.
       passages: the passages of the searches directly after the action.
     """
@@ -125,19 +120,15 @@ class Forest(NamedTuple):
     """All rollouts of a batch of questions.
 
     Fields:
-      questions: the batch.
       parent_N: int32, smaller than the node's own number; `NO_PARENT` at roots.
       question_N: int32, index into `questions`.
-      leaf_N: bool, True at leaves.
-      unanswered_N: bool, True at leaves without an answer.
+      leaf_N, unanswered_N: bool, True at leaves, and at leaves without an answer.
       forced_N: bool, True at actions that were forced instead of sampled.
-      reward_N: float32, the immediate reward of each node (`Recipe.reward`); 0 before it is
-        computed.
+      reward_N: float32, the immediate reward of each node; 0 before `Recipe.reward` computes it.
       multiplicity_N: int32, the number of identical siblings that were merged into the node.
       records: the host side of every node.
-      failed_questions: ascending indices of questions whose environment failed. They have no nodes
-        and no reward.
-      failures: the error message of each failed question.
+      failed_questions, failures: ascending indices of questions whose environment failed, and the
+        error messages. They have no nodes and no reward.
     """
 
     questions: tuple[Question, ...]

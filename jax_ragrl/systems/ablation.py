@@ -1,10 +1,9 @@
 r"""Choices by config for any system: the credit rule, the policies, and how strict grammars are.
 
 `credit` and `rollouts` combine the credit of one paper with the rollouts of another. Each role that
-`policies` names gets its own parameters, as in OPERA; in the other papers all roles share one
-policy. With `grammar` set to `strict`, an action has to match the regular expression of its role
-(`Role.action_regex`), in sampling and in scoring; with `loose`, any text can be written, and a
-malformed one is punished or corrected as in the paper.
+`policies` names gets its own parameters, as in OPERA. With `grammar` set to `strict`, an action has
+to match `Role.action_regex`, in sampling and in scoring; with `loose`, a malformed one is punished
+or corrected as in the paper.
 
 Every credit includes the immediate rewards of actions (penalties, costs, role rewards). `shared`,
 `roles` and `earned` give each action its own; `reachable_leaves`, `child_mean` and `siblings` add
@@ -36,12 +35,9 @@ LOOSE, STRICT = "loose", "strict"
 def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
     """Returns the recipe with another credit rule or another number of rollouts per question.
 
-    Args:
-      recipe: the recipe of a paper.
-      credit: `own` leaves the credit of the recipe; otherwise a key of `RETURN_CREDITS` or
-        `GROUP_CREDITS`, or `module:function` of one's own: a `GroupCredit` if it has a parameter
-        `rule`, and otherwise a `Credit`.
-      rollouts: the number of independent rollouts per question; 0 leaves the recipe's number.
+    `credit` is `own` (that of the recipe), a key of `RETURN_CREDITS` or `GROUP_CREDITS`, or
+    `module:function` of one's own: a `GroupCredit` if it has a parameter `rule`, otherwise a
+    `Credit`. With 0 `rollouts` the recipe keeps its number.
 
     Raises:
       UserError: the name is unknown, the groups to compare would have one member, or only one

@@ -106,7 +106,6 @@ class Recipe:
     """A paper as a table of choices over the shared parts.
 
     Fields:
-      system: the system that is rolled out in training.
       reward: from a forest to the immediate reward of each node, float32 `[N]`: the reward of the
         answer on leaves, the terms of a role on its actions.
       credit: from a forest and its rewards to the return per node, float32 `[N]`, which the GAE of
@@ -117,23 +116,17 @@ class Recipe:
       turn_credit: the credit for GAE over conversations (`Objective.span`): the immediate reward of
         each turn. None if no turn of this system continues another one.
       reward_terms: the summands of a leaf's reward by name, each `[N]`, for the metrics of a run.
-        None if the reward is not a sum.
-      fixed_strategies: for a system that selects a strategy per question, the systems that take
-        one strategy for every question, by the name of the strategy: the baselines of a policy
-        that learns when to take it.
-      expander: from the roles in training to the expander, which selects the actions that are tried
-        in a state.
+      fixed_strategies: the systems that take one strategy for every question, by its name: the
+        baselines of a policy that learns when to take it.
+      expander: from the roles in training to the actions that are tried in a state.
       rollouts: the number of independent rollouts per question.
       inference: the system for evaluation, if it differs from `system`.
-      metric: the headline metric of the evaluation, a key of `text.metrics.METRICS`; a system may
-        add its own.
+      metric: the headline metric of the evaluation, a key of `text.metrics.METRICS`.
       accepts_judge: whether the verdict of a judge may replace the metric in `reward`.
       trainable: from a forest to the nodes that may be trained, bool `[N]`, whatever the credit;
         None: all.
-      width: the maximum number of actions that the expander samples per prompt; `ragrl config plan`
-        needs it to size batches.
-      reads_leaves: whether the credit depends on the rewards of leaves; otherwise it reads only the
-        rewards of actions.
+      width: the most actions that the expander samples per prompt; it sizes batches.
+      reads_leaves: whether the credit depends on the rewards of leaves.
       priced: whether actions pay prices, which are small beside the reward of the answer.
     """
 

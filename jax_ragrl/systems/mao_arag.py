@@ -101,11 +101,8 @@ def parse_plan(
 ) -> ParsedAction:
     """Parses a plan: a workflow such as `QR,R,DS,AG`, or a decomposition (`QDS` or `QDP` alone).
 
-    Args:
-      text: the text of the planner; a leading `workflow:` is ignored.
-      first: whether no legal plan precedes it; only the first plan may be a decomposition.
-      select_needs_search: whether `DS` without an earlier `R` is malformed.
-      executors: the executors that a plan may contain.
+    A leading `workflow:` is ignored. Only the `first` plan may be a decomposition; with
+    `select_needs_search`, `DS` without an earlier `R` is malformed.
     """
     plan_text = re.sub(r"^\s*workflow\s*:", "", text, flags=re.IGNORECASE)
     items = [item.strip(" \t\r\n.`'\"").lower() for item in re.split(r",|\band\b", plan_text)]
@@ -398,10 +395,9 @@ USUAL_PLANS = (
 
 @dataclasses.dataclass(frozen=True)
 class FixedWorkflow(WrappedSystem):
-    """MAO-ARAG whose planner always writes `plan`.
+    """MAO-ARAG whose planner always writes `plan`, an element of `PLANS` such as `("R", "AG")`.
 
-    `plan` is an element of `PLANS`, such as `("R", "AG")`; after `QDS` or `QDP`, the workflow of
-    every sub-question.
+    After `QDS` or `QDP` the rest of the plan is the workflow of every sub-question.
     """
 
     system: MAOARAG

@@ -51,14 +51,10 @@ def tags_match(text: str, tags: Sequence[str]) -> bool:
 def turn_role(
     name: str, actions: tuple[str, ...], notes: Sequence[str], sampling: Sampling, chat: bool
 ) -> Role:
-    """Returns a role whose turns end at the closing tag of an action.
+    """Returns a role whose turns end at the closing tag of one of its `actions`.
 
-    Args:
-      name: the name of the role.
-      actions: the tags of its actions.
-      notes: the tags that may precede one in a strict grammar, each at most once, in this order.
-      sampling: how a turn is sampled.
-      chat: whether observations are chat turns of the user.
+    In a strict grammar each of the tags `notes` may precede it once, in this order. With `chat`,
+    observations are chat turns of the user.
     """
     before = "".join(f"(?:{between(tag, lines(without='<'))}\\n?)?" for tag in notes)
     return Role(
@@ -96,15 +92,9 @@ def converse(
 ) -> Steps:
     """Alternates actions of a role and observations until it answers.
 
-    Args:
-      role: the name of the role.
-      messages: the prompt, which begins the conversation.
-      max_turns: the maximum number of actions, malformed ones included.
-      observe: yields the effects of an action, and returns the observation.
-      depth: the depth of the first action.
-
-    Returns:
-      The answer, empty if there is none; why the conversation ended; the depth of the next action.
+    The prompt `messages` begins the conversation; malformed actions count for `max_turns`; `depth`
+    is that of the first action. Returns the answer, empty if there is none; why the conversation
+    ended; and the depth of the next action.
     """
     history: tuple[Segment, ...] = ()
     for turn in itertools.count(1):

@@ -77,12 +77,9 @@ def cheapest_classes(forest: Forest, reward_N: np.ndarray) -> dict[int, str]:
     """Returns the class of each question: the cheapest of C-3PO's strategies with a right answer.
 
     If no strategy was right, the class is C for questions of several hops and B for others (the
-    paper's bias by data set). Questions whose environment failed have no class. The result has the
-    class by the number of the question, ascending.
-
-    Args:
-      forest: C-3PO rollouts with all three strategies forced at the router.
-      reward_N: float32 `[N]`, positive on right leaves.
+    paper's bias by data set). Questions whose environment failed have none. The keys are numbers of
+    questions, ascending. In the forest all three strategies are forced at the router; `reward_N` is
+    positive on right leaves.
     """
     right: dict[int, set[str]] = {i: set() for i in set(forest.question_N.tolist())}
     for node in np.flatnonzero(forest.leaf_N & (reward_N > 0)).tolist():

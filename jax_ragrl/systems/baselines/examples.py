@@ -1,11 +1,10 @@
 """Supervised examples for baselines whose generator or classifier is fine-tuned.
 
 Vanilla RAG + SFT learns to answer from the passages of the retriever. RetRobust (Yoran et al. 2024,
-"Making Retrieval-Augmented Language Models Robust to Irrelevant Context") learns from contexts with
-and without relevant passages; the target is the answer in both cases. InstructRAG (Wei et al. 2025,
-"InstructRAG: Instructing Retrieval-Augmented Generation via Self-Synthesized Rationales") learns to
-explain how the documents lead to the answer, from explanations that a language model wrote with the
-answer in its prompt.
+"Making Retrieval-Augmented Language Models Robust to Irrelevant Context") learns to answer from
+contexts with and without relevant passages. InstructRAG (Wei et al. 2025, "InstructRAG: Instructing
+Retrieval-Augmented Generation via Self-Synthesized Rationales") learns to explain how the documents
+lead to the answer, from explanations of a language model that read the answer.
 
 Departures from the papers
   1. The prompt is the answer prompt of every system of a table, and the target is the bare answer.
@@ -78,13 +77,7 @@ def robust_examples(
       low       the lowest ranks of the search, without relevant passages
       random    passages of the corpus, without relevant passages
 
-    Args:
-      style: the prompt style.
-      questions: the questions.
-      results: the search result of each question, deeper than `k`, so that there are low ranks.
-      corpus: the source of gold and random passages.
-      k: the maximum number of passages per example.
-      rng: is consumed.
+    A context has at most `k` passages; the `results` are deeper, so that there are low ranks.
     """
     # The passages of each gold id or title; an article may have several passages.
     names = {name for question in questions for name in question.gold}
@@ -126,8 +119,7 @@ def rationale_examples(
     """Returns one example per question: how its first `k` passages lead to the answer.
 
     A rationale without the first gold answer in whole words yields no example, nor does a failed
-    reply. The `writer` is called once, with one request per question, whose prompt contains the
-    first gold answer.
+    reply. The `writer` gets one request per question, all in one call.
     """
     pairs = zip(questions, results, strict=True)
     contexts = [(question, hits.passages[:k]) for question, hits in pairs if question.answers]

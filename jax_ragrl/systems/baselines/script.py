@@ -19,12 +19,7 @@ MAX_QUERY_WORDS = 100
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedSystem(abc.ABC):
-    """A system without trained roles, unless a subclass defines them.
-
-    Fields:
-      style: the name of the prompts.
-      top_k: the number of passages per search.
-    """
+    """A system without trained roles, unless a subclass defines them."""
 
     style: str = "baselines"
     top_k: int = 5

@@ -43,8 +43,7 @@ class SelfRAG(ScriptedSystem):
     """Decides whether to search, answers from each passage and returns the best-ranked answer.
 
     `weights` belong to three verdicts: the passage is relevant, it supports the answer, the answer
-    is useful. Equal ranks stay in the order of the retriever. A malformed first verdict leads to a
-    search; a malformed critique counts as no.
+    is useful. A malformed first verdict leads to a search; a malformed critique counts as no.
     """
 
     FAULTS = {"Invalid Verdict": "The verdict is neither yes nor no."}

@@ -19,13 +19,9 @@ from jax_ragrl.types import Question
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Neighbors:
-    """Labeled training questions.
+    """Labeled training questions: their float32 unit vectors, and whether retrieval helped on each.
 
-    Fields:
-      encoder: embeds questions.
-      vectors_XD: float32 unit vectors of the training questions.
-      helps_X: bool, whether retrieval helped on each of them.
-      k: the number of nearest neighbors that vote.
+    The `k` nearest neighbors of a question vote.
     """
 
     encoder: Encoder

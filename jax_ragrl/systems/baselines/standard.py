@@ -4,15 +4,14 @@ Reranker       retrieves many passages, has the language model grade each, answe
 BGM            selects the passages to read, and their order (Ke et al. 2024, "Bridging the
                Preference Gap between Retrievers and LLMs")
 QueryRewrite   writes the search queries (Rewrite-Retrieve-Read; Ma et al. 2023, "Query Rewriting
-               for Retrieval-Augmented Large Language Models"). The hits of several queries are
-               interleaved by rank, so that the reader sees `top_k` passages as in Standard RAG.
+               for Retrieval-Augmented Large Language Models")
 
 Departures from the papers
   1. The rerankers of the papers score with a fine-tuned cross-encoder; here the frozen language
-     model grades every (question, passage) pair separately, from 0 to 10. The cosine of an encoder
-     would only repeat the order of a dense retriever that uses the same encoder.
+     model grades every (question, passage) pair separately, from 0 to 10.
   2. The frozen language model takes the place of the trained bridge of BGM, which may repeat a
-     passage, and of the trained rewriter.
+     passage, and of the trained rewriter. The hits of several queries are interleaved by rank, so
+     that the reader sees `top_k` passages as in Standard RAG.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A pool of actions that were scored before training; the best one for a prompt is its expert.
 
 OPERA's D_scored (eq. 11): about ten candidates per instance, from large models at several
-temperatures, scored by executing them, without near duplicates. The paper's pool has 30,000
-candidates for 3,000 questions with a mean score of 0.73.
+temperatures, scored by executing them, without near duplicates.
 
 Departures from the paper
   1. Algorithm 1 looks up an expert by question for a plan and by sub-goal, D_scored(p), for the
@@ -204,11 +203,10 @@ def vector_cosines(
 def build_pool(
     candidates: Iterable[Candidate], max_cosine: float = 0.85, similarity: Similarity = word_cosines
 ) -> Pool:
-    """Returns the distinct candidates of every instance, best first.
+    """Returns the distinct candidates of every instance, best first; equal scores by their text.
 
     A candidate is dropped if its similarity with a better one of the same instance is `max_cosine`
-    or more (`vector_cosines` is a semantic one). Equal scores are ordered by text, so that the pool
-    is a function of the candidates.
+    or more (`vector_cosines` is a semantic one).
     """
     instances: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
     for candidate in candidates:

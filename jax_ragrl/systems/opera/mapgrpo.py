@@ -7,9 +7,7 @@ action is compared with the mean of its group only.
 In the paper every group contains the expert's action, which is trained like any other. In the
 published notes only the planner's groups contain it, in some steps, in place of the worst sample
 and without a gradient. Both are an `Injection`; "some steps" is a share of the questions, since the
-actions tried in a state must not depend on the step. Each agent learns from states that the trained
-agents before it produce, not an oracle: a rollout continues with the first action that the policy
-sampled, and with the expert's only if all actions of a group are continued.
+actions tried in a state must not depend on the step.
 """
 
 from __future__ import annotations
@@ -71,13 +69,11 @@ class Groups:
     """An expander with groups at the decisions of some roles, and one action at all others.
 
     Fields:
-      trained_roles: the roles with groups.
-      size: the number of actions per group.
-      injection: when a group contains an expert's action.
-      expert: the source of the expert's actions; None without an expert.
+      trained_roles, size: the roles with groups, and the number of actions per group.
+      injection, expert: when a group contains an expert's action, and who writes it.
       continue_all: roles whose actions are all continued, since their reward needs the outcome. Of
         other roles one action is continued (`Injection.continue_with`).
-      search_all: roles whose queries are all searched, also the queries of actions that end there.
+      search_all: roles whose queries are all searched, also those of actions that end there.
     """
 
     trained_roles: frozenset[str]

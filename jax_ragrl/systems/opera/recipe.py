@@ -170,10 +170,7 @@ def step_reward(question: Question, record: Record, settings: Settings) -> float
 # Cached: an expander is built for every step, and a pool has 30,000 lines.
 @functools.cache
 def load_expert(when: str, pool: str, style: str) -> Expert | None:
-    """Returns the expert of a run; None if `when` is `off`.
-
-    `pool` is a file of scored actions, or `world` for the rules of the synthetic corpus, which read
-    prompts of a style.
+    """Returns the expert of a run from its `pool` (see `Settings`); None if `when` is `off`.
 
     Raises:
       UserError: an expert is needed, but `pool` is empty or not a pool.

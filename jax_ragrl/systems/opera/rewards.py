@@ -41,13 +41,7 @@ class Gold(NamedTuple):
 
 @declare
 class SubGoal(NamedTuple):
-    """A sub-goal in a plan.
-
-    Fields:
-      text: the text, with the answers of earlier steps filled in.
-      number: its number in the plan, from 0.
-      steps: the number of steps of the plan.
-    """
+    """A sub-goal with the answers of earlier steps filled in, and its number in the plan, from 0."""
 
     text: str
     number: int
@@ -126,11 +120,10 @@ def is_answerable(
 ) -> bool | None:
     """Returns whether passages contain an answer; None if that is unknown.
 
-    An answer must occur in a passage as complete words. Yes and no do not occur in passages: they
-    count as contained if all gold passages are shown. If some are missing, a plan of one step
-    cannot be answered; but the last of several steps may compare earlier answers, which no passage
-    contains. Without gold answers the result is unknown. `gold` of the `total` gold passages are
-    shown (0 if unknown), and the step may be `alone` in its plan.
+    An answer must occur in a passage as complete words. Yes and no count as contained if all gold
+    passages are shown (`gold` of `total`; 0 if unknown). If some are missing, a step `alone` in its
+    plan cannot be answered; the last of several may compare earlier answers, which no passage
+    holds.
     """
     if not answers:
         return None

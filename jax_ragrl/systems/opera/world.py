@@ -2,8 +2,7 @@
 
 A sub-goal is `relation of entity`, where `[1]` stands for the answer of the first sub-goal, or a
 comparison of two answers. The true answer is read from passages alone, so that it exists for any
-entity, also for one from a wrong earlier answer. The expert takes the place of the best candidate
-of a large model in the paper.
+entity, also for one from a wrong earlier answer.
 """
 
 from __future__ import annotations
