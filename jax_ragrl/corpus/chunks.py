@@ -1,9 +1,8 @@
 """Division of long passages into chunks: whole sentences, with overlap, each with the title.
 
-Sizes are in units of the model that reads the passages: tokens of an encoder, or words, which are
-characters in scripts without blanks (`text.words`). A chunk
-is an exact part of the text, and its id is that of the passage with the place of the part in it,
-as a fragment of RFC 5147: `guide.md#char=0,812`, `a.pdf#page=3&char=812,1604`.
+Sizes are in units of the model that reads the passages: tokens of an encoder, or words. A chunk is
+an exact part of the text, and its id is that of the passage with the place of the part in it, as a
+fragment of RFC 5147: `guide.md#char=0,812`, `a.pdf#page=3&char=812,1604`.
 """
 
 from __future__ import annotations

@@ -29,10 +29,8 @@ PACKAGED = re.compile(rf"({'|'.join(SETS)}):(.*)")
 def data_path(name: str | pathlib.Path) -> pathlib.Path:
     """Returns the local path of a data file, or the local paths of several, separated by commas.
 
-    Args:
-      name: a path or a pattern; `nq:train` and the like; or
-        `hf://datasets/OWNER/NAME[@REVISION]/PATH`, which is downloaded once; or several of them,
-        separated by commas, see `formats.look.data_files`.
+    A name is a path or a pattern; `nq:train` and the like; or
+    `hf://datasets/OWNER/NAME[@REVISION]/PATH`, which is downloaded once.
 
     Raises:
       UserError: the name is not a path on this machine, or the download failed.
@@ -66,11 +64,8 @@ def set_name(name: str | pathlib.Path, *, with_split: bool = False) -> str:
     """Returns the name of a question file's data set.
 
     This is the file name up to its first dot, or the folder's name if the file is named for a
-    split. On the Hub a folder `data` or no folder stands for the repository.
-
-    Args:
-      with_split: whether the split follows the folder's name (`FOLDER/test`), so that a table shows
-        which file was read.
+    split, which follows it in `with_split` (`FOLDER/test`). On the Hub a folder `data` or no folder
+    stands for the repository.
     """
     # Of the Hub not from the copy in the cache, whose folder is named for a commit.
     file = parse_data_file(name) if is_uri(name) else None

@@ -42,14 +42,9 @@ def load_mixture(
 ) -> list[Question]:
     """Reads the questions of one or several files, interleaved.
 
-    With several files the name of the data set precedes each id (`nq/train_0`), because sets
-    may use the same ids.
-
-    Args:
-      each: the maximum number of questions per file, drawn at random with a fixed seed; 0 takes
-        all of them.
-      counts: the number of questions of each file, drawn as for `each`, which they replace; 0 takes
-        all of them.
+    With several files the name of the data set precedes each id (`nq/train_0`), because sets may
+    use the same ids. `each` is the maximum number of questions per file, drawn at random with a
+    fixed seed, or `counts` has the number of each file; 0 takes all of them.
 
     Raises:
       UserError: as `load_answered`; two files have the same name; the numbers of counts and of

@@ -36,8 +36,7 @@ class Corpus:
 
     Fields:
       passages: a tuple, or passages on disk that are read one by one (`store.StoredPassages`).
-      stored_fingerprint: the fingerprint of passages on disk, whose ids were checked when they
-        were written; empty for passages in memory.
+      stored_fingerprint: of passages on disk, whose ids were checked when they were written.
       reading: how the passages were read from a file, see `Reading.describe`; None: unknown.
 
     Raises:

@@ -28,9 +28,8 @@ def split_questions(
 ) -> dict[str, list[Question]]:
     """Divides questions into train, dev and test, in their order.
 
-    The hash of its id decides on a question, so that equal ids are divided equally, in whatever
-    order the file has them. Copies of a question, by its text, stay together with the first one, as
-    far as the sizes permit.
+    The hash of its id decides on a question, so that equal ids are divided equally in any file.
+    Copies of a question, by its text, stay together, as far as the sizes permit.
 
     Raises:
       UserError: these are no three shares, or one that is above 0 gets no question.
@@ -75,13 +74,9 @@ def fingerprint(questions: Sequence[Question], *, with_gold: bool = False) -> st
 def question_batches(questions: Sequence[Question], batch_size: int, seed: int) -> Batches:
     """Returns an endless iterator over lists of `batch_size` questions.
 
-    Every epoch is a new permutation and contains every question once. Batches have equal size, so
-    that a batch may span two epochs and then contain a question twice: identify its copies by their
-    position, not by their id.
-
-    Returns:
-      An iterator whose `get_state()` can be stored as JSON, and whose `set_state(state)` continues
-      with the batch that follows the one after which the state was taken.
+    Every epoch is a new permutation of all questions. A batch may span two epochs and then contain
+    a question twice: identify its copies by their position, not by their id. `get_state()` can be
+    stored as JSON; `set_state(state)` continues with the batch after it.
 
     Raises:
       UserError: no questions, or a batch size below one.

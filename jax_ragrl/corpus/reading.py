@@ -70,10 +70,8 @@ def load_corpus(
 ) -> Corpus:
     """Reads the corpus of a file in any known passage format, plain or gzipped.
 
-    Args:
-      folder: caches the passages on disk. The cache is written on the first call, and again if the
-        file's size or modification time changes; otherwise the file is not read. None keeps the
-        passages in memory.
+    A `folder` caches the passages on disk; they are written on the first call, and again if the
+    file's size or modification time changes. Without one they are kept in memory.
 
     Raises:
       UserError: no passages, repeated ids, an unknown format, a malformed record, or a corpus that

@@ -132,11 +132,8 @@ def write_passages(
 ) -> pathlib.Path:
     """Writes passages one by one, with a progress bar, and then replaces older ones at once.
 
-    Args:
-      folder: holds the draft; created if it does not exist.
-      source: identifies the file that the passages are read from, see `source_of`.
-      choose: returns the folder of the passages with a fingerprint, or raises `UserError`; None:
-        always `folder`.
+    The `folder` holds the draft. `choose` returns the folder of the passages with a fingerprint, or
+    raises `UserError`; None: always `folder`. `source` identifies the file (`source_of`).
 
     Returns:
       The folder that holds the passages.

@@ -3,8 +3,7 @@
 It is the library's default data set, so that a first run downloads nothing. A seed and a size
 determine people, films, companies and cities that share parts of their names, one passage per
 cluster of facts in one of several phrasings, and questions of one to four hops (chains) or of two
-(comparisons). Train, dev and test use separate parts of the world: no entity and no question occurs
-in two of them.
+(comparisons). No entity and no question occurs in two of train, dev and test.
 """
 
 from __future__ import annotations
@@ -106,10 +105,9 @@ def generate(
     hops: Sequence[int] = (1, 2, 3, 4),
     outdated_relations: Sequence[str] = (),
 ) -> World:
-    """Generates the encyclopedia of a seed.
+    """Generates the encyclopedia of a seed, the same on every platform.
 
     Args:
-      seed: any integer; a seed gives the same world on every platform.
       size: number of people; there are half as many films, and a fifth as many companies and
         cities.
       famous: share of facts that the frozen language model knows without reading, 0 to 1.
@@ -204,10 +202,9 @@ def former_facts(
 ) -> dict[str, dict[str, str]]:
     """Returns the facts as the passages state them, of which those of some relations have changed.
 
-    The reader knows the current values: a search for a changed one makes the answer wrong. Which
-    relations change can be learned from the words of a question, so that the best strategy depends
-    on it: no search if all facts have changed, a search for the first hop if only the last one has,
-    and a plan of searches if none has. A former object is of the split of its entity.
+    The reader knows the current values: a search for a changed one makes the answer wrong. The
+    words of a question tell which relations change, so that the best strategy depends on it. A
+    former object is of the split of its entity.
     """
     # Drawn apart from the values of the world.
     rng = random.Random(f"former facts {seed}")
@@ -253,9 +250,7 @@ def ask(
 ) -> tuple[Question, ...]:
     """Draws up to `count` distinct questions: chains of each length and comparisons in turn.
 
-    Args:
-      count: number of draws; duplicates and failed draws are dropped.
-      outdated_relations: relations whose passages are out of date, and therefore not gold.
+    Passages of `outdated_relations` are out of date, and therefore not gold.
     """
     questions: dict[str, Question] = {}
     for i in range(count):

@@ -51,17 +51,11 @@ def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hit
 def search_pages(
     retriever: Retriever, requests: Sequence[tuple[str, int, int]]
 ) -> list[Hits | EffectError]:
-    """Answers requests (query, k, page) with one search over the distinct queries.
+    """Returns the hits of requests (query, k, page) from one search over the distinct queries.
 
-    All queries are searched as deep as the deepest request needs: one batched call costs less than
-    several short ones.
-
-    Args:
-      requests: (query, k, page), with `k` at least 1 and `page` counted from 0.
-
-    Returns:
-      The ranks `k * page` to `k * page + k - 1` per request, none beyond the last hit, or the
-      `EffectError` of its query.
+    `page` is counted from 0: a result has the ranks `k * page` to `k * page + k - 1`, none beyond
+    the last hit, or is the `EffectError` of its query. All queries are searched as deep as the
+    deepest request needs: one batched call costs less than several short ones.
 
     Raises:
       UserError: a request with k below 1 or page below 0.

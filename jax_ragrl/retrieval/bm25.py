@@ -3,11 +3,9 @@
 The score of a passage is the sum, over the words of the query, of idf(word) times a saturated count
 of the word in the passage (Robertson and Zaragoza 2009); the methods differ as in Kamphuis et al.
 2020. Words are runs of at least two letters or digits in lower case, without stop words, stemmed by
-Snowball; scripts without blanks have pairs of characters (`text.words`). Hits have a word of the
-query.
+Snowball; scripts without blanks have pairs of characters. Hits have a word of the query.
 
-index.json  corpus fingerprint, kind, language, k1, b, method, count, and `reading`, see `Corpus`;
-            written last
+index.json  corpus fingerprint, settings, count, and `reading`, see `Corpus`; written last
 passages/   the corpus, see `corpus.store`, if it was read from a file
 bm25/       scores per word, as `bm25s` writes them; memory-mapped
 """

@@ -26,12 +26,8 @@ class Searcher(Protocol):
 class DenseRetriever:
     """Searches a corpus with an encoder and a searcher.
 
-    The hits of a query do not depend on the other queries of the call, except for the last bits of
-    the encoder's arithmetic.
-
-    Fields:
-      build: the SHA-256 of a trained searcher's files and its setting; empty if the hits depend on
-        the vectors alone.
+    `build` is the SHA-256 of a trained searcher's files and its setting; empty if the hits depend
+    on the vectors alone.
     """
 
     corpus: Corpus

@@ -60,13 +60,9 @@ def embed(
 ) -> None:
     """Encodes passages and writes [X, D] in their order, shard by shard, and shows the progress.
 
-    A call that was killed is resumed after its whole shards if the identity is equal, until the
-    caller calls `shards.forget_progress`. A collective: the processes of a run divide the shards.
-
-    Args:
-      identity: names corpus, encoder and dtype; equal identities mean equal vectors.
-      dtype: `float32` or `bfloat16`.
-      known_vectors: vectors that are copied instead of computed.
+    A call that was killed is resumed after its whole shards if the `identity` (of corpus, encoder
+    and dtype) is equal, until the caller calls `shards.forget_progress`. A collective: the
+    processes of a run divide the shards. Vectors in `known_vectors` are copied instead of computed.
     """
     shape = (len(passages), encoder.dimension)
     # By one process: another could delete shards that a fast one has already written.
@@ -87,12 +83,7 @@ def embed_share(
     share: tuple[int, int],
     known_vectors: KnownVectors | None = None,
 ) -> None:
-    """Encodes and writes the shards of one process that are missing.
-
-    Args:
-      share: the number of the process, and how many there are.
-      known_vectors: vectors that are copied instead of computed.
-    """
+    """Encodes and writes the missing shards of one process: its number, and how many there are."""
     numbers, rows = writer.missing(*share), shards(len(passages))
     total = sum(rows[number].stop - rows[number].start for number in numbers)
     with progress("embed", "passage", total) as bar:

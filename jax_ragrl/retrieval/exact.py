@@ -1,9 +1,8 @@
 """Exact inner-product search on the accelerators: a matrix product and a top-k per device.
 
-The vectors are divided among the devices of this process. Each device returns its own best hits and
-the host merges them: no device waits for another, so that a search can run concurrently with a
-sampler on the same devices. A device scans its vectors in blocks (`stream_rows`) with a running
-top-k, so that the memory of a call is queries x block and not queries x corpus.
+Each device returns the best hits of its own vectors and the host merges them: no device waits for
+another, so that a search can run concurrently with a sampler on the same devices. A device scans
+its vectors in blocks with a running top-k, so that a call needs the memory of queries x block.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def nearest(
       passages_XD: float32 or bfloat16, and queries are cast to that dtype; or `Quantized`. Sums are
         float32.
       count: int32 scalar, the number of passages; rows from `count` on are padding.
-      k: static, at most X.
       stream: static, the passages that are scored at once.
 
     Returns:
@@ -198,10 +196,8 @@ class ExactSearcher:
     def __init__(self, vectors_XD: Any, scale_X1: Any = None):
         """Divides the vectors among the devices, which get them with the first search.
 
-        Args:
-          vectors_XD: float32 or bfloat16, an array or a `MappedArray`; the host holds one device's
-            part at a time. With scales the codes of `Quantized`.
-          scale_X1: None, or the scales of `Quantized`.
+        `vectors_XD` is float32 or bfloat16, or the codes of `Quantized` if there are scales: an
+        array or a `MappedArray`, of which the host holds one device's part at a time.
         """
         count = vectors_XD.shape[0]
         # Few vectors stay on few devices: each further device adds the overhead of a call.

@@ -2,7 +2,7 @@
 
 `rrf` (Cormack et al. 2009): a passage of rank r (from 1) in the hits of retriever i gets
 w_i / (60 + r). `weighted`: it gets w_i (s - min) / (max - min), with the scores s of the query's
-hits in that retriever. A passage that a retriever did not return gets nothing from it.
+hits in that retriever.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A dense encoder without weights: hashed words, weighted by inverse document frequency.
 
-Each word adds sign(w) (1 + ln tf) idf(w) to one of D coordinates (the hashing trick, Weinberger et
-al. 2009), so that inner products are unbiased estimates of the tf-idf cosine. Words that the corpus
-lacks are dropped. All arithmetic is float64 from a fixed hash, rounded to float32 at the end: the
-vectors are equal on every machine.
+Each word of the corpus adds sign(w) (1 + ln tf) idf(w) to one of D coordinates (the hashing trick,
+Weinberger et al. 2009), so that inner products are unbiased estimates of the tf-idf cosine. All
+arithmetic is float64, rounded to float32 at the end: the vectors are equal on every machine.
 """
 
 from __future__ import annotations
@@ -38,12 +37,7 @@ def hash_word(word: str) -> int:
 
 
 class HashedEncoder:
-    """Encodes queries and passages as unit vectors of hashed words; see the module docstring.
-
-    Attributes:
-      dimension: D.
-      documents: number of passages from which the weights were computed.
-    """
+    """Encodes queries and passages as unit vectors of hashed words, weighted by a corpus."""
 
     def __init__(self, counts: dict[int, int], documents: int, dimension: int = 1024):
         if dimension < 1:

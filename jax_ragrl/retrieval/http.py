@@ -37,10 +37,8 @@ class RefusedError(EffectError):
 class RetryingClient:
     """An HTTP client that retries time-outs, lost connections, 429, 5xx and unreadable replies.
 
-    Args:
-      timeout: seconds from the start of a try to the last byte of its reply; more after a try that
-        was late, see `runtime.servers`.
-      pause: seconds before the second try; see `runtime.servers.Tries`.
+    `timeout` is in seconds, from the start of a try to the last byte of its reply; more after a try
+    that was late. `pause` is the seconds before the second try (see `runtime.servers`).
 
     Raises:
       UserError: a malformed address, negative retries, or a timeout that is not positive.
@@ -75,12 +73,10 @@ class RetryingClient:
         patient: bool = True,
         **request: Any,
     ) -> T:
-        """Returns the value of a reply; retries until another try would not change it.
+        """Returns the value that `read` parses from a reply; retries until a try can change nothing.
 
-        Args:
-          read: parses the body of a reply with status 200; if it fails, the request is tried again.
-          patient: whether an internal error of the server (500) is retried too.
-          request: further arguments of `httpx2.AsyncClient.request`.
+        A reply that `read` refuses is requested again; an internal error of the server (500) only
+        if `patient`. `request` has further arguments of `httpx2.AsyncClient.request`.
 
         Raises:
           UnavailableError: the server was unavailable in all tries.

@@ -110,8 +110,7 @@ def build_index(
 
     Args:
       encoder: e.g. `HashedEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
-      vectors: floats [X, D] that this encoder computed before (see `open_vectors`); None encodes
-        the corpus.
+      vectors: floats [X, D] that this encoder computed before (see `open_vectors`).
       dtype: of the vectors on disk, and on the devices of an exact searcher; see `DTYPES`.
       recall: the recall for which `tune` tunes a searcher of the kind `scann`; 0: not tuned.
       known_vectors: vectors of some passages, which are copied (see `update_index`).
@@ -210,10 +209,7 @@ def _identity(description: dict[str, Any]) -> dict[str, Any]:
 def open_index(
     folder: pathlib.Path | str, corpus: Corpus, encoder: Encoder | None = None
 ) -> DenseRetriever:
-    """Opens an index with the corpus for which it was built.
-
-    Args:
-      encoder: None loads the encoder named in the index; another encoder must equal it.
+    """Opens an index with the corpus for which it was built, and the encoder that it names.
 
     Raises:
       UserError: no index, another corpus (the error names both fingerprints), another encoder.
@@ -260,11 +256,8 @@ def load_indexed(
     """Reads the corpus of a file and caches its passages in the folder of an index.
 
     The index may exist, or be built later. Without a folder the passages are kept in memory. If the
-    path is itself the folder of an index, its passages are opened.
-
-    Args:
-      reading: how the file is read; None: as for the index, see `stored_reading`.
-      own_folder: whether a second corpus gets a folder next to this one, see `folder_of`.
+    path is itself the folder of an index, its passages are opened. Without a `reading` the file is
+    read as for the index. With `own_folder` a second corpus gets a folder of its own (`folder_of`).
 
     Raises:
       UserError: as `load_corpus`; or the index was built for another corpus.
@@ -363,9 +356,7 @@ def with_gold(
     qrels: pathlib.Path | str | None,
     fields: Mapping[str, str] = NO_FIELDS,
 ) -> list[Question]:
-    """Returns the questions on which recall is measured; none without a path.
-
-    If none names gold passages, these are the questions with an answer (see `describe_quality`).
+    """Returns the questions on which recall is measured: those with gold passages, or an answer.
 
     Raises:
       UserError: a file cannot be read, or no question has gold passages or an answer.
@@ -402,15 +393,10 @@ def run_index(
 ) -> dict[str, Any]:
     """Builds an index from a file; implements `ragrl data index`.
 
-    Args:
-      qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
-      reading: how the corpus is read; its units become the encoder's.
-
-    Returns:
-      A report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and building),
-      `duplicates` (see `report_duplicates`), with a recall also `search` (see `tune`); with
-      questions also their number, the result of
-      `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
+    `qrels_path` has relevance judgments (TREC or BEIR), which replace the questions' own gold. The
+    result is a report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and
+    building), `duplicates`, with a recall also `search` (see `tune`); with questions also their
+    number, `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
     """
     check_settings(kind, dtype, recall)
     # Read before the long work, so that a wrong path fails immediately.

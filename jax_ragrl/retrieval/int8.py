@@ -1,8 +1,8 @@
 """Exact search over vectors in eight bits, whose best candidates are scored again in full.
 
-A vector is stored as int8 codes and one scale, its largest entry / 127, so that an entry is wrong
-by at most half a scale. The devices score the codes of all passages; the host scores the best
-candidates again with their vectors, which are memory-mapped and of which no others are read.
+A vector is stored as int8 codes and one scale, its largest entry / 127. The devices score the codes
+of all passages; the host scores the best candidates again with their vectors, which are
+memory-mapped and of which no others are read.
 """
 
 from __future__ import annotations
@@ -53,13 +53,10 @@ class Int8Searcher:
     def __init__(
         self, codes_XD: Any, scale_X1: Any, read: Callable[[np.ndarray], np.ndarray] | None = None
     ):
-        """Opens a searcher.
+        """Opens a searcher of codes (int8) and scales (float32 [X, 1]), arrays or `MappedArray`.
 
-        Args:
-          codes_XD: int8, an array or a `MappedArray`.
-          scale_X1: float32 [X, 1], likewise.
-          read: returns the vectors [C, D] of passages, given their indices int32 [C]; None: the
-            scores of codes are final.
+        `read` returns the vectors [C, D] of passages, given their indices int32 [C]; None: the
+        scores of codes are final.
         """
         self._codes, self._read = ExactSearcher(codes_XD, scale_X1), read
         self._count = codes_XD.shape[0]

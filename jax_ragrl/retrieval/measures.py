@@ -1,8 +1,8 @@
 """Measures of ranked passages, with binary relevance: a passage is gold or it is not.
 
 Gold passages are named by id or, if a data set has no ids, by title. A gold name counts once, at
-its first passage, because several passages may share a title; later ones neither add nor subtract.
-With unique ids the program `trec_eval` gives the same values for the same judgments.
+its first passage, because several passages may share a title. With unique ids the program
+`trec_eval` gives the same values for the same judgments.
 """
 
 from __future__ import annotations

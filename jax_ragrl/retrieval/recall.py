@@ -18,12 +18,9 @@ Results = Sequence[Hits | EffectError]
 
 
 def search_quality(retriever: Retriever, questions: Sequence[Question]) -> dict[str, float]:
-    """Computes the mean `measures.measure` over the questions that name gold passages.
+    """Returns the means of `measures.measure` over the questions that name gold passages, 0 to 1.
 
     Questions whose search failed are excluded, as in an evaluation.
-
-    Returns:
-      `recall@2`, `recall@5`, `recall@10`, `ndcg@10` and `mrr@10`, from 0 to 1.
 
     Raises:
       UserError: no question names gold passages.
@@ -57,11 +54,9 @@ def _mean(compute: Measure, questions: Sequence[Question], results: Results) -> 
 
 
 def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[str, int]:
-    """Counts gold names that the corpus lacks, with a line on stderr that names one.
+    """Counts distinct `gold` names, and as `gold_missing` those that no id or title equals.
 
-    Returns:
-      `gold`, the number of distinct gold names, and `gold_missing`, the number of them that are
-      neither id nor title of a passage.
+    A line on stderr names one that is missing.
     """
     missing = missing_gold(questions, corpus.passages)
     count = len({name for question in questions for name in question.gold})
@@ -116,11 +111,10 @@ def describe_quality(
 ) -> dict[str, Any]:
     """Returns the report of a retriever on questions; empty without questions.
 
-    Returns:
-      `questions`, their number, and either the counts of `report_missing_gold` and
-      `search_quality`; or of questions without gold the share with an answer in one of the first k
-      passages (`answer_recall@k`, the top-k accuracy of Karpukhin et al. 2020). Short answers, such
-      as "yes", also occur in passages that do not support them.
+    It has the number of `questions`, and either the counts of `report_missing_gold` and
+    `search_quality`, or without gold the share with an answer in one of the first k passages
+    (`answer_recall@k`, the top-k accuracy of Karpukhin et al. 2020). Short answers, such as "yes",
+    also occur in passages that do not support them.
     """
     if not questions:
         return {}

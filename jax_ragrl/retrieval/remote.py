@@ -30,16 +30,10 @@ MAYBE_ONE_QUERY = (400, 413, 422)  # refusals that one query of the request may 
 class RemoteRetriever:
     """Searches the corpus of a server; the fingerprint is its address.
 
-    The environment variable `RAGRL_RETRIEVER_KEY` is the server's API key, if it needs one.
-
-    A query that the server rejects fails alone: if a request of several queries is refused, or
-    fails in all tries, each half of it is sent separately.
-
-    Args:
-      url: `http://HOST:PORT`, with or without `/retrieve`.
-      retries: tries after the first, on time-outs, broken connections, 429, 5xx and replies of
-        another form.
-      timeout: seconds from the start of a try to the last byte of its reply.
+    The environment variable `RAGRL_RETRIEVER_KEY` is the server's API key, if it needs one. The
+    address is `http://HOST:PORT`, with or without `/retrieve`; see `RetryingClient` for retries and
+    seconds per try. A query that the server rejects fails alone: if a request of several queries is
+    refused, or fails in all tries, each half of it is sent separately.
 
     Raises:
       UserError: a malformed address, or a key with characters that no header may contain.
@@ -112,10 +106,7 @@ class RemoteRetriever:
 
 
 def read_result(content: bytes, place: str, queries: int, k: int) -> list[Hits | EffectError]:
-    """Parses the hits per query from the body of a reply.
-
-    Returns:
-      The hits per query, or an error in place of hits of another form.
+    """Returns the hits per query in the body of a reply, or an error for hits of another form.
 
     Raises:
       ValueError: the body has another form.

@@ -59,9 +59,8 @@ def load_cross_encoder(name: str) -> PairReranker:
 class RerankedRetriever:
     """Orders the first `candidates` hits of a retriever by the scores of a reranker; ties stay.
 
-    The reranker reads the same candidates whatever the depth of a search, so that the order of the
-    first hits does not depend on it. Deeper hits keep their order after the candidates; each has a
-    score of 1 less than the hit before it.
+    It reads the same candidates whatever the depth of a search, so that the order does not depend
+    on the depth. Deeper hits follow, each with a score of 1 less than the hit before it.
     """
 
     retriever: Retriever

@@ -2,8 +2,7 @@
 
 Below `BRUTE_FORCE` passages every passage is scored. Above, a tree of about sqrt(X) leaves and
 asymmetric hashing select candidates, which are then scored exactly. A tenth of the leaves is
-searched, but at least `FEWEST_LEAVES` and at most `MOST_LEAVES`, unless `retrieval.tune` chose a
-setting for a recall.
+searched, within limits, unless `retrieval.tune` chose a setting for a recall.
 """
 
 from __future__ import annotations

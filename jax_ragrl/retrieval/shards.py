@@ -106,12 +106,8 @@ class ShardWriter:
 def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: str) -> str:
     """Keeps the array [X, D] of an earlier call with whole shards of the identity, or creates one.
 
-    Args:
-      folder: of the array; one of another identity is deleted.
-      identity: names the content of the array; equal identities mean equal arrays.
-
-    Returns:
-      The identity for `ShardWriter`, which also has shape, dtype and rows per shard.
+    An array of another identity is deleted. Returns the identity for `ShardWriter`, which also has
+    shape, dtype and rows per shard.
     """
     # The rows per shard give a number its meaning.
     identity = json.dumps([identity, rows_per_shard(shape[0]), dtype, list(shape)])
@@ -179,8 +175,7 @@ class MappedArray:
     """An array [X, D] of a folder, memory-mapped: opening it reads no row.
 
     The first read compares shards with the SHA-256 of their records: as many as `CHECKED_BYTES`
-    permits, and each one of whose sampled rows one is 0 or not finite. Zeros that were written are
-    right, zeros in place of what was written are damage.
+    permits, and each one of whose sampled rows one is 0 or not finite.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:

@@ -92,9 +92,8 @@ def recall_of_others(
 def tune(searcher: ScannSearcher, vectors_XD: np.ndarray, target: float) -> dict[str, Any]:
     """Tunes a searcher; warns on stderr if no setting reaches the target.
 
-    Returns:
-      `target`, and above the limit of brute force `leaves`, `candidates`, the `recall` reached and
-      `queries_per_s` of the sample in one call.
+    Returns `target`, and above the limit of brute force `leaves`, `candidates`, the `recall`
+    reached and `queries_per_s` of the sample in one call.
     """
     count, dimension = vectors_XD.shape
     if count < BRUTE_FORCE:

@@ -21,8 +21,7 @@ METRICS = {b"IxFI": 0, b"IxF2": 1}  # inner product, squared distance
 def open_vectors(path: pathlib.Path | str) -> np.ndarray:
     """Opens the vectors of a flat Faiss file, a `.npy` or a raw `.memmap` of float32 (FlashRAG).
 
-    Returns:
-      Floats [X, D]; of a `.memmap`, which has no shape, [X * D].
+    Returns floats [X, D]; of a `.memmap`, which has no shape, [X * D].
 
     Raises:
       UserError: another format, or a damaged file.

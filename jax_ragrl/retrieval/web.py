@@ -69,12 +69,8 @@ ENGINES = {
 class WebRetriever:
     """Queries a search engine; the id of a passage is its address, the score is 1 / rank.
 
-    Each page of hits is requested once, also for the siblings of a tree. With a `folder` this holds
-    for a resumed run too, which therefore gets the same hits as before.
-
-    Args:
-      folder: caches hits on disk; None caches them in memory.
-      writer: number of this process, if several share a folder.
+    Each page of hits is requested once, also for the siblings of a tree. With a `folder`, of which
+    each process `writer` has its file, this holds for a resumed run too.
 
     Raises:
       UserError: an unknown engine, no address, or no key in the environment.

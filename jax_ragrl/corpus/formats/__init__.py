@@ -86,9 +86,7 @@ FORMATS: dict[str, Format] = {
 def detect(path: pathlib.Path | str, content: str, fields: Mapping[str, str] = NO_FIELDS) -> str:
     """Returns the name in `FORMATS` of a file's format; `own_questions`, `own_passages`: of none.
 
-    Args:
-      fields: the names of fields in the file, see `own.own_fields`; a file that has one of them is
-        read by these names.
+    A file that has one of the `fields` of `own.own_fields` is read by these names.
 
     Raises:
       UserError: no format fits; the message lists the fields of the file and all formats.
@@ -174,14 +172,7 @@ def load_questions(
 def iter_passages(
     path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS
 ) -> Iterator[Passage]:
-    """Yields the passages of files, also of documents, and the contexts of questions.
-
-    Arguments as `load_questions`.
-
-    Raises:
-      UserError: no passages, unknown format, malformed JSON or a missing field; the message
-        names file and line.
-    """
+    """Yields the passages of files, also of documents and of contexts; as `load_questions`."""
     # Passages may be lazy, so that only the end of the iteration shows whether the file is empty.
     passage = None
     for passage in _load(path, "passages", fields)[1]:

@@ -1,8 +1,8 @@
 """Readers of records from files: JSON, JSON lines, tables and parquet, plain or compressed.
 
-A record carries its place ("x.jsonl, line 3"; in a JSON list "x.json, record 3"), so that an error
-about a field can name it. What is a text is decided here for all formats: another value is refused,
-because its notation in Python would become a gold answer that no reply matches.
+A record carries its place ("x.jsonl, line 3"; in a JSON list "x.json, record 3") for errors. What
+is a text is decided here for all formats: another value is refused, because its notation in Python
+would become a gold answer that no reply matches.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ UNZIPPERS: Mapping[str, tuple[re.Pattern[bytes], Callable[[pathlib.Path], Any]]]
 def open_bytes(path: pathlib.Path | str, *, whole: bool = False) -> io.BufferedReader:
     """Opens a file for reading bytes, unzipped if its first bytes identify a compression.
 
-    The file name does not matter: data sets often lack the suffix. A zip archive may hold one file.
-    `whole` says that the content will be in memory at once, which limits it further.
+    A zip archive may hold one file. `whole` says that the content will be in memory at once, which
+    limits it further.
 
     Raises:
       UserError: the path is missing or a folder, or another container; when read, the file is
@@ -371,11 +371,10 @@ def _parquet(path: pathlib.Path | str) -> Iterator[Any]:
 
 
 def field(record: Record, name: str, kind: type[T]) -> T:
-    """Returns a required field of a record.
+    """Returns a required field of a record, of the type `kind` (`object`: any).
 
-    Args:
-      kind: the required type; `object` accepts any. A list or an object may be a text in JSON or as
-        Python writes it, because a table, and some columns of parquet, hold texts only.
+    A list or an object may be a text in JSON or as Python writes it, because a table, and some
+    columns of parquet, hold texts only.
 
     Raises:
       UserError: the field is missing or of another type; names file, line and field.
@@ -470,11 +469,8 @@ def texts(record: Record, name: str, *, are_answers: bool = False) -> tuple[str,
     """Returns a required field, a list or a single value, as texts.
 
     A text may be a list in JSON or as Python writes it. An empty one and a null mean that there is
-    nothing.
-
-    Args:
-      are_answers: whether the texts are answers, of which a boolean is yes or no, as in BoolQ and
-        StrategyQA, and numbers in brackets may be one: an interval, a set.
+    nothing. Of answers (`are_answers`) a boolean is yes or no, as in BoolQ and StrategyQA, and
+    numbers in brackets may be one: an interval, a set.
 
     Raises:
       UserError: the field is missing; an entry is blank, or neither text nor whole number; or a
@@ -514,10 +510,8 @@ def texts(record: Record, name: str, *, are_answers: bool = False) -> tuple[str,
 def answers(record: Record, name: str, aliases: str = "") -> tuple[str, ...]:
     """Returns all correct answers of a question.
 
-    Args:
-      name: the field of the answers: as for `texts`; or an object with a value and aliases, as in
-        TriviaQA, or with a list of texts, as in SQuAD.
-      aliases: a field of further answers that may be missing.
+    The field is as for `texts`; or an object with a value and aliases, as in TriviaQA, or with a
+    list of texts, as in SQuAD. `aliases` names a field of further answers that may be missing.
 
     Raises:
       UserError: as `texts`; or the record says that its question has no answer.

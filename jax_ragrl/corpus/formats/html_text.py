@@ -1,8 +1,7 @@
 """The text of HTML pages by section, in one pass over the page.
 
-Tags, comments and declarations end as in the HTML standard (section 13.2.5), so that any page can
-be read, in linear time. `html.parser` raises for `<![x[`, and its time is quadratic in unclosed
-comments and tags.
+Tags, comments and declarations end as in the HTML standard (section 13.2.5). `html.parser` raises
+for `<![x[`, and its time is quadratic in unclosed comments and tags.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Gold(NamedTuple):
 
 @declare
 class SubGoal(NamedTuple):
-    """A sub-goal with the answers of earlier steps filled in, and its number in the plan, from 0."""
+    """A sub-goal with the answers of earlier steps in it, and its number in the plan, from 0."""
 
     text: str
     number: int
