@@ -26,9 +26,8 @@ def served_policy(
 ) -> tuple[LLMActionSampler, ChatTokenizer]:
     """Connects to the model `openai:MODEL[@URL]` on a server that plays all roles, greedily.
 
-    `shots` examples per role come from a file of demonstrations; `cache` is a file of earlier
-    replies, see `llm.cache`, and `recorded` names recorded ones, see `parse_llm`. The tokenizer is
-    that of the shipped policy, which only counts tokens.
+    `shots` examples per role come from a file of demonstrations; see `parse_llm` for `cache` and
+    `recorded`. The tokenizer is that of the shipped policy, which only counts tokens.
 
     Raises:
       UserError: examples are given for a model that is not on a server.

@@ -93,16 +93,11 @@ def parse_data(text: str) -> DataSet:
 def evaluate_suite(
     settings: TableSettings, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str
 ) -> tuple[str, bool]:
-    """Evaluates systems on several question sets.
+    """Evaluates systems on several question sets, with distinct names.
 
-    Writes `workdir/table.md` and one line per cell to `workdir/rows.jsonl`.
-
-    Args:
-      settings: settings of every cell. The corpus and index serve sets without a
-        corpus, a retriever serves all sets; `questions` is not used.
-      sets: question sets with distinct names.
-      workdir: holds one table, the indexes built for it, and cached web searches.
-      encoder: encoder of these indexes, or `bm25`.
+    Writes `workdir/table.md` and one line per cell to `workdir/rows.jsonl`. The folder holds one
+    table, the indexes built for it by the `encoder` (or `bm25`), and cached web searches. The
+    corpus and index of the settings serve sets without a corpus, a retriever serves all sets.
 
     Returns:
       The table in Markdown, and whether any cell has scores.
@@ -334,10 +329,7 @@ def load_cells(file: pathlib.Path) -> dict[tuple[str, str], Cell]:
 def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
     """The table in Markdown, its intervals, the differences to its first row, and its errors.
 
-    Args:
-      systems: names of the rows.
-      sets: names of the columns.
-      cells: cells by set and system; missing ones are shown as "…".
+    The cells are by set and system; missing ones are shown as "…".
     """
     rows: dict[str, dict[str, Any]] = {}  # by set
     for data in sets:

@@ -150,14 +150,11 @@ TINY_NEW_TOKENS = 64  # no role in `configs/tiny` may write more
 
 
 def evaluate_table(settings: TableSettings, out: pathlib.Path | None = None) -> dict[str, Any]:
-    """Evaluates each system on all questions.
-
-    The file `out`, if there is one, is written again after every row.
+    """Evaluates each system on all questions; the file `out` is written again after every row.
 
     Returns:
-      One row per system (see `evaluate_row`), the number of questions and, if the questions have
-      gold passages, the measures of the retriever, see `search_quality`, and the number of gold
-      passages that the corpus lacks.
+      One row per system (see `evaluate_row`), the number of questions and, if they have gold
+      passages, `search_quality` and the number of gold passages that the corpus lacks.
     """
     # Cheap checks first: a wrong name must not cost the loading of models.
     names, load = select_systems(settings), functools.cache(lambda: load_models(settings))
@@ -183,10 +180,9 @@ def evaluate_table(settings: TableSettings, out: pathlib.Path | None = None) -> 
 def with_differences(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Replaces the scores of each question in the rows of one question set by differences.
 
-    The rows are by system, see `table_row`; the first one is the baseline of the others. In the
-    result `difference` has the name of the baseline (`to`), and by score the mean difference over
-    the questions that both systems answered, `[mean, low, high]` in percent with the 95 % interval
-    (`paired_bootstrap`).
+    The rows are by system; the first one is the baseline of the others. In the result `difference`
+    has the name of the baseline (`to`), and by score the mean difference over the questions that
+    both systems answered, `[mean, low, high]` in percent (`paired_bootstrap`).
     """
     baseline = next(iter(rows), "")
     base = rows[baseline].get("by_question", {}) if rows else {}
@@ -302,9 +298,8 @@ def evaluate_row(
 ) -> dict[str, Any]:
     """Evaluates one system and returns its row, whatever happens: other rows must not be lost.
 
-    `name` is one of `SYSTEMS`, or `run:WORKDIR`, which brings its own policies. See `table_row`;
-    the row has the key `error` if there is no score: the system could not be evaluated (then there
-    is a `traceback` and no other key), or every question failed.
+    The row has the key `error` if there is no score: the system could not be evaluated (then there
+    is a `traceback` and no other key), or every question failed. See `table_row`.
     """
     try:
         row = table_row(system_result(name, context, models, questions), questions)

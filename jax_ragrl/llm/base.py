@@ -53,11 +53,8 @@ def _without_thought(reply: str) -> str:
 def seed_of(seed: int, temperature: float | None) -> int:
     """Returns the seed of a request; 0 at temperature 0, where it has no effect on the reply.
 
-    Rollouts of one question often send equal greedy requests: so they need one reply.
-
-    Args:
-      seed: of the path of the request.
-      temperature: of the request; None: the server's own.
+    Rollouts of one question often send equal greedy requests: so they need one reply. A temperature
+    of None is the server's own.
     """
     return 0 if temperature == 0 else seed
 

@@ -58,10 +58,7 @@ class ReplyCache:
     def put(self, key: bytes, reply: str, body: Mapping[str, Any]) -> None:
         """Stores a reply; of concurrent replies to one request the first remains.
 
-        Args:
-          key: of the request, see `request_key`.
-          reply: with its token counts, if the server reports them.
-          body: the request, of which the model and the sampling parameters are stored.
+        Of the `body` of the request the model and the sampling parameters are stored.
         """
         counts: tuple[int | None, int | None] = (None, None)
         if isinstance(reply, MeteredReply):
@@ -96,11 +93,9 @@ def _open(file: pathlib.Path) -> sqlite3.Connection:
 
 
 def read_cache(file: pathlib.Path) -> tuple[list[tuple[Any, ...]], set[str]]:
-    """Returns the replies of a cache, which another process may write, and the settings.
+    """Returns key, text, prompt and completion tokens of each reply of a cache; and the settings.
 
-    Returns:
-      Key, text, prompt tokens and completion tokens of each reply; the distinct models and sampling
-      parameters of their requests, as JSON.
+    These are the distinct models and sampling parameters of the requests, as JSON.
     """
     try:
         address = f"{file.absolute().as_uri()}?mode=ro"  # a wrong name creates no file
@@ -132,13 +127,10 @@ def print_hits() -> None:
 
 
 def request_key(body: Mapping[str, Any], seed: int) -> bytes:
-    """Returns the key of a request.
+    """Returns the key of a request, its body and its seed (see `llm.base.seed_of`).
 
-    Args:
-      body: the request to the server: model, messages, sampling parameters.
-      seed: of the request, 0 at temperature 0 (see `llm.base.seed_of`). It names the question, the
-        path and the sample, and is part of the key even if the server gets no seed: several samples
-        of one prompt must remain several.
+    The seed names the question, the path and the sample. It counts even if the server gets no seed:
+    several samples of one prompt must remain several.
     """
     text = json.dumps([body, seed], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).digest()

@@ -36,15 +36,10 @@ _CLAIM = re.compile(
 def grade_answers(
     judge: FrozenLLM, questions: Sequence[Question], answers: Sequence[str | None]
 ) -> np.ndarray:
-    """Grades answers with a language model.
+    """Returns the grades of answers by a language model, one answer or None per question.
 
-    Args:
-      judge: the language model; equal requests are sent once.
-      questions: with their gold answers.
-      answers: one per question; None is wrong without a request.
-
-    Returns:
-      float64 `[Q]`: 1 for a right answer, 0 for a wrong one, nan if the judge gave no verdict.
+    They are float64 `[Q]`: 1 for a right answer, 0 for a wrong one (None is wrong without a
+    request), nan if the judge gave no verdict. Equal requests are sent once.
     """
     verdicts = judge_answers(judge, questions, answers)
     return np.array([np.nan if isinstance(v, EffectError) else v for v in verdicts], np.float64)
@@ -93,10 +88,8 @@ def judge_answers(
 def read_verdict(reply: str) -> bool | None:
     """Reads the verdict of a judge; None if there is none, or two that contradict each other.
 
-    Args:
-      reply: JSON with a field such as `verdict`, or a text that begins with a verdict, has a line
-        such as "Verdict: True", or a last line that is a verdict. It has no thoughts, see
-        `llm.base.without_thoughts`.
+    A reply is JSON with a field such as `verdict`, or a text that begins with a verdict, has a line
+    such as "Verdict: True", or a last line that is a verdict. It has no thoughts.
     """
     found = loads_or_none(reply[reply.find("{") : reply.rfind("}") + 1])
     if isinstance(found, dict):

@@ -29,14 +29,10 @@ TOKENS_PER_PASSAGE = 8  # of the reply: a number, brackets and a sign
 
 
 def parse_order(reply: str, count: int) -> list[int]:
-    """Parses an order of `count` passages, from 0.
+    """Parses an order of `count` passages, from 0; a reply counts from 1.
 
     The longest chain of the reply is read, the last one of equal length. Passages that it leaves
     out follow in their former order; repeated and unknown numbers are ignored.
-
-    Args:
-      reply: the text of the model, with numbers from 1.
-      count: the number of passages.
     """
     chains = [[int(n) for n in NUMBER.findall(chain)] for chain in CHAIN.findall(reply)]
     # A single number is the best passage.
@@ -47,13 +43,7 @@ def parse_order(reply: str, count: int) -> list[int]:
 
 
 def windows(count: int, width: int, stride: int) -> list[slice]:
-    """Returns the windows over `count` places, from the last to the first, which starts at 0.
-
-    Args:
-      count: the number of places.
-      width: places per window.
-      stride: places between the starts of windows.
-    """
+    """Returns the windows over `count` places, from the last to the first, which starts at 0."""
     # One passage has one order.
     stops = range(count, min(width, count) - 1, -stride) if count > 1 else range(0)
     result = [slice(max(0, stop - width), stop) for stop in stops]

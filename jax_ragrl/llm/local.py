@@ -15,14 +15,8 @@ from jax_ragrl.types import LLMRequest
 class LocalLLM:
     """A decoder and its tokenizer with the interface of `FrozenLLM`.
 
-    A prompt longer than the longest static shape fails with an `EffectError`.
-
-    Args:
-      model: the decoder.
-      tokenizer: its tokenizer.
-      shapes: the static shapes of sampling.
-      name: its name in messages.
-      thinking: whether replies may begin with a think block, see `ChatTokenizer.chat`.
+    A prompt longer than the longest static shape fails with an `EffectError`. `thinking` says
+    whether replies may begin with a think block, see `ChatTokenizer.chat`.
     """
 
     on_device = True

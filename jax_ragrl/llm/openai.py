@@ -53,14 +53,12 @@ class OpenAILLM:
         `runtime.gate.Gate`.
       retries: tries after the first, on time-outs, lost connections, 408, 409, 429, 5xx, and
         replies that are not chat completions; see `runtime.servers.Tries` for the pauses.
-      timeout: seconds from the start of a try to the last byte of its reply; more after a try that
-        was late, see `runtime.servers`.
+      timeout: seconds of a try to the last byte of its reply; more after a try that was late.
       extra: further fields of each request, such as `{"reasoning_effort": "low"}`; they override
         `temperature`, `top_p`, `max_tokens` and `seed`, and None omits a field.
       cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
       replies: a file of recorded replies, which precede those of `cache`, see `llm.recorded`.
-      replies_only: whether a request without a recorded reply is an error; then no server is
-        needed.
+      replies_only: whether a request without a recorded reply is an error.
 
     Raises:
       UserError: no model, a malformed address, no key for OpenAI's own service, numbers that allow
@@ -217,8 +215,8 @@ class OpenAILLM:
 def read_completion(body: bytes) -> str:
     """Returns the text of a chat completion, with the token counts that its server reports.
 
-    A list of text parts (OpenAI's other form of content) is joined. Content of null is empty: all
-    tokens may have been spent on reasoning. Impossible counts are treated as missing.
+    A list of text parts is joined. Content of null is empty: all tokens may have been spent on
+    reasoning. Impossible counts are treated as missing.
 
     Raises:
       ValueError: the body is not a chat completion; the message names the fault.

@@ -118,11 +118,9 @@ def resolve(
 
 
 class WorldReader:
-    """Answers questions of the encyclopedia by rule.
+    """Answers questions of the encyclopedia by rule; knows the famous facts of its `world`.
 
     Args:
-      world: the encyclopedia whose famous facts the reader knows.
-      style: the prompt style whose documents the reader can parse.
       limit: number of documents that the reader reads; it ignores the rest of the prompt.
       noise: probability that an irrelevant document distracts the reader.
       confusion: the same for a document that states the relation in question of an entity with a

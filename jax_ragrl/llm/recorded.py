@@ -30,10 +30,9 @@ Row: TypeAlias = tuple[str, int | None, int | None]
 class RecordedReplies(NamedTuple):
     """The replies of a file.
 
-    Fields:
-      rows: text, prompt tokens and completion tokens, by the first bytes of `llm.cache.request_key`
-        in hexadecimal digits.
-      settings: of the requests, as JSON: the model and how its replies were sampled.
+    `rows` has text, prompt tokens and completion tokens, by the first bytes of
+    `llm.cache.request_key` in hexadecimal digits; `settings` is JSON of the models and the
+    sampling.
     """
 
     rows: dict[str, Row]
@@ -83,11 +82,7 @@ def record_replies(caches: Sequence[pathlib.Path], out: pathlib.Path) -> str:
     """Adds the replies of caches to a file, atomically, and returns a summary.
 
     The first of several replies to one request stays, that of an existing file before all: runs
-    that are repeated with the file get the same reply.
-
-    Args:
-      caches: files of `llm.cache.ReplyCache`, also of runs that were killed.
-      out: the file.
+    that are repeated with the file get the same reply. Runs of the caches may have been killed.
 
     Raises:
       UserError: a cache or the existing file cannot be read.

@@ -73,7 +73,7 @@ class RetryingClient:
         patient: bool = True,
         **request: Any,
     ) -> T:
-        """Returns the value that `read` parses from a reply; retries until a try can change nothing.
+        """Returns the value that `read` parses from a reply, after retries if they can help.
 
         A reply that `read` refuses is requested again; an internal error of the server (500) only
         if `patient`. `request` has further arguments of `httpx2.AsyncClient.request`.

@@ -1,9 +1,8 @@
 """A regular expression as a finite automaton over the tokens of a vocabulary.
 
 `outlines-core` compiles the expression to an automaton over bytes; every token then walks its own
-bytes from every state. A table of states and tokens would be large (200 states of 151,936 tokens:
-58 MiB), but most tokens behave in the same way: tokens with equal columns share one *class*, and
-the table has a column per class.
+bytes from every state. Tokens with equal columns of the table share one *class*: a table of states
+and all tokens would be large (200 states of 151,936 tokens: 58 MiB).
 
 The language is one of whole actions: a stop token is allowed exactly in accepting states. A token
 also has a *cost*: the fewest tokens, itself included, that finish the action through it. A sampler
@@ -61,11 +60,9 @@ def compile_regex(
 ) -> TokenAutomaton:
     """Compiles a regular expression over a vocabulary; the tables are on the host.
 
-    Args:
-      regex: the language of whole actions, in the syntax of Rust's `regex` crate: Unicode, without
-        look-around and back-references.
-      pieces: the bytes of each token; None for control tokens, which are forbidden.
-      stop_ids: the tokens that end an action.
+    The `regex` describes whole actions, in the syntax of Rust's `regex` crate: Unicode, without
+    look-around and back-references. `pieces` are the bytes of each token; None for control tokens,
+    which are forbidden.
 
     Raises:
       UserError: the expression cannot be compiled, or no sequence of tokens matches it.
@@ -94,9 +91,8 @@ def compile_regex(
 def byte_automaton(regex: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the smallest automaton over bytes of a regular expression.
 
-    Returns:
-      int16 `[S, 256]`, the state after a byte, -1 if no match begins so, and bool `[S]`, whether
-      a state accepts. State 0 is the first one. No match contains the character NUL.
+    It is int16 `[S, 256]`, the state after a byte, -1 if no match begins so, and bool `[S]`,
+    whether a state accepts. State 0 is the first one. No match contains the character NUL.
 
     Raises:
       UserError: the expression cannot be compiled.
@@ -206,11 +202,9 @@ def follow(
 ) -> list[int]:
     """Returns the state before each token of an action, and the state after the last one.
 
-    From the first token that is forbidden, or costs more than its budget, the state is `FREE`:
-    the text of an expert or a teacher need not match.
-
-    Args:
-      budgets: the tokens that the action could still have before each token.
+    From the first token that is forbidden, or costs more than its budget (the tokens that the
+    action could still have), the state is `FREE`: the text of an expert or a teacher need not
+    match.
     """
     states = [state]
     for id_, budget in zip(ids, budgets, strict=True):

@@ -39,10 +39,6 @@ class _TooCostlyError(Exception):
 def render(source: str, variables: Mapping[str, Any]) -> str:
     """Renders a chat template as Transformers does, but within a budget and on a fixed day.
 
-    Args:
-      source: the template.
-      variables: `messages` and everything else that it can read, as plain JSON values.
-
     Raises:
       UserError: the template does not parse, refuses the conversation, or does too much.
     """

@@ -1,11 +1,10 @@
 """Answer metrics and their confidence intervals.
 
-There are two conventions of normalization, which give different numbers: `delete` removes
-punctuation ("U.S." becomes "us": SQuAD, CoDA, MAO-ARAG); `space` decomposes Unicode first and
-replaces punctuation by a space ("u s": MMOA-RAG). Beyond the papers' scripts, which know the
-punctuation of ASCII alone, that of Unicode counts as well, canonically equal texts and full-width
-forms are equal, and each character of a script without blanks is a token (`text.words`; Lewis et
-al. 2020, MLQA). The argument `punct` of a metric names the convention.
+Two conventions of normalization give different numbers: `delete` removes punctuation ("U.S."
+becomes "us": SQuAD, CoDA, MAO-ARAG); `space` decomposes Unicode first and replaces punctuation by a
+space ("u s": MMOA-RAG). The argument `punct` of a metric names one. Beyond the papers' scripts, the
+punctuation of all of Unicode counts, canonically equal texts and full-width forms are equal, and
+each character of a script without blanks is a token (`text.words`; Lewis et al. 2020, MLQA).
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ BLOCK = 4_000_000  # resampled indices in memory at once
 def normalize(text: str, punct: str = "delete", *, articles: bool = False) -> str:
     """Removes case, punctuation, articles and repeated spaces (Rajpurkar et al. 2016).
 
-    Args:
-      text: any string.
-      punct: `delete` (SQuAD) or `space` (MMOA-RAG: NFD first, then punctuation to spaces).
-      articles: whether articles are kept.
+    `punct` is `delete` or `space`, see above; with `articles` the articles are kept.
 
     Raises:
       UserError: `punct` is neither.
@@ -174,18 +170,12 @@ def bootstrap_interval(
     samples: int = 10000,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float, float]:
-    """Returns a mean and its 95 % percentile bootstrap interval (Efron 1979).
+    """Returns a mean and its 95 % percentile bootstrap interval (Efron 1979): (mean, low, high).
 
     Resamples of equal scores are equal, although another question may have another score. Then the
     interval is exact: if none of N questions has another score, the share of such questions is at
-    most p = 1 - 0.025^(1/N) (Clopper and Pearson 1934), and they may have a score at the bounds.
-
-    Args:
-      x: one finite score per question.
-      bounds: the lowest and the highest possible score.
-
-    Returns:
-      (mean, low, high).
+    most p = 1 - 0.025^(1/N) (Clopper and Pearson 1934), and they may have a score at the `bounds`,
+    the lowest and the highest possible one.
 
     Raises:
       UserError: `x` is empty, not one-dimensional or not finite.
@@ -208,21 +198,14 @@ def bootstrap_interval(
 def hierarchical_bootstrap(
     groups: Sequence[np.ndarray], *, samples: int = 10000
 ) -> tuple[float, float, float]:
-    """Returns the mean over groups of their means, with its 95 % percentile bootstrap interval.
+    """Returns the mean over groups of their means, with its 95 % interval: (mean, low, high).
 
     A resample draws as many groups as there are, with replacement, and within each drawn group its
     questions (Davison and Hinkley 1997, section 3.8). Several seeds that answer the same questions
     are one group, of which a resample draws seeds and, for all of them alike, questions (the
-    pigeonhole bootstrap, Owen 2007): drawn apart for each seed, hard questions of one would offset
-    easy ones of another. With one group and one seed it is `bootstrap_interval`. A few groups or
-    seeds do not estimate their own variance well: with three, the interval is too narrow.
-
-    Args:
-      groups: scores, float64 `[Q]`, or `[S, Q]` of seeds with the same questions. NaN does not
-        count.
-
-    Returns:
-      (mean, low, high).
+    pigeonhole bootstrap, Owen 2007). A few groups or seeds do not estimate their own variance well:
+    with three, the interval is too narrow. A group is float64 `[Q]`, or `[S, Q]` of seeds; NaN does
+    not count.
 
     Raises:
       UserError: there are no groups, or one has no finite score.
@@ -272,11 +255,8 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """Returns the mean of `a - b` over the same questions, with its 95 % interval (Koehn 2004).
 
-    Args:
-      a, b: scores from 0 to 1 of two systems on the same questions, in the same order.
-
-    Returns:
-      (mean_difference, low, high); the systems differ if the interval does not contain 0.
+    The scores are from 0 to 1, in the same order. Of (mean_difference, low, high): the systems
+    differ if the interval does not contain 0.
 
     Raises:
       UserError: the lengths differ, or the scores are empty or not finite.

@@ -43,11 +43,8 @@ def enclosed(
 ) -> Iterator[tuple[re.Match[str], str]]:
     """Yields openings, and the text of each one up to its closing, from left to right.
 
-    An opening without a closing is skipped. As a single pattern with `.*?` in the middle, each of
-    many such openings would search the rest of the text again; here only the first one does.
-
-    Args:
-      closing_of: returns the pattern of the closing that belongs to an opening.
+    An opening without a closing is skipped. A single pattern with `.*?` would search the rest of
+    the text again for each of many such openings.
     """
     start, absent = 0, set()
     while match := opening.search(text, start):

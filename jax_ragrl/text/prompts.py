@@ -82,12 +82,7 @@ def _system(style: str) -> tuple[Message, ...]:
 def format_passages(
     style: str, passages: Sequence[Passage], *, first: int = 1, form: str = "document"
 ) -> str:
-    """Formats passages as a numbered list.
-
-    Args:
-      first: the number of the first passage.
-      form: the name of the template.
-    """
+    """Formats passages as a numbered list, each by the template `form`."""
     line = template(style, form)
     lines = (
         line.substitute(number=i, title=p.title, text=p.text) for i, p in enumerate(passages, first)

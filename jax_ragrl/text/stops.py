@@ -20,15 +20,12 @@ STATES = 32  # tables are padded to a multiple of this, so that few shapes are c
 def stop_table(stops: Sequence[str], pieces: Sequence[str]) -> np.ndarray:
     """Builds the transition table of stop strings.
 
-    Args:
-      stops: one or more strings, not empty, in ASCII: a token may contain a part of any other
-        character.
-      pieces: the text of each token.
+    Stop strings are in ASCII: a token may contain a part of any other character. `pieces` is the
+    text of each token.
 
     Returns:
       uint8 `[S, V + 1]`: the state after a token in a state. State 0 is the first one; state S - 1
-      means that a stop string has ended. Column V is for ids beyond the vocabulary, which have no
-      text.
+      means that a stop string has ended. Column V is for ids beyond the vocabulary.
 
     Raises:
       UserError: there is no stop string, or one is empty, not in ASCII, or too long.

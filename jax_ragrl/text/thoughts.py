@@ -16,11 +16,8 @@ EMPTY_BLOCK = f"{OPEN}\n\n{CLOSE}\n\n"
 def split_thought(text: str) -> tuple[str, str | None]:
     """Splits a turn into the content of its leading think block and the text after it.
 
-    A block elsewhere in the text is not the model's reasoning and stays.
-
-    Returns:
-      The thought, empty without a block; and the text after the block, None if the block never
-      ends, as in a turn that was cut at its maximum length.
+    The thought is empty without a block; the text is None if the block never ends. A block
+    elsewhere in the text is not the model's reasoning and stays.
     """
     start = text.lstrip()
     if not start.startswith(OPEN):
@@ -58,8 +55,7 @@ def spoken_text(reply: str) -> str:
     """Returns a reply without its reasoning; empty if the reply ends before its reasoning does.
 
     The reasoning is one block after the other at the beginning. A server may leave the first
-    opening tag out, because the chat template has written it into the prompt: then everything up to
-    the closing tag is reasoning. Tags within or after the answer are a part of it.
+    opening tag out, because the chat template has written it into the prompt.
     """
     if final := _FINAL.match(reply):
         return _END_OF_MESSAGE.split(reply[final.end() :])[0].lstrip()

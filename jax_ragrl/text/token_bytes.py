@@ -18,12 +18,9 @@ _SPACE = "\u2581"  # stands for a space in SentencePiece
 def token_bytes(
     tokenizer: tokenizers.Tokenizer, size: int, control_ids: Collection[int]
 ) -> list[bytes | None]:
-    """Returns the bytes of every token; None for control tokens and ids without a token.
+    """Returns the bytes of each of `size` tokens; None for control tokens and ids without a token.
 
-    Args:
-      tokenizer: byte-level BPE (GPT-2, Llama 3, Qwen) or SentencePiece (Llama 2, Gemma).
-      size: the number of ids.
-      control_ids: the ids of control tokens.
+    The tokenizer is byte-level BPE (GPT-2, Llama 3, Qwen) or SentencePiece (Llama 2, Gemma).
 
     Raises:
       UserError: the tokenizer is of another kind, such as WordPiece.

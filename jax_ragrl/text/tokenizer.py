@@ -55,18 +55,15 @@ class Piece(NamedTuple):
 class ChatTokenizer:
     """A Hugging Face tokenizer with a chat template, read from a local folder.
 
-    Args:
-      special_ids: ids of begin, end (one or several) and padding, as `generation_config.json` has
-        them. They come before those of the tokenizer.
+    The argument `special_ids`, the ids of begin, end (one or several) and padding that a
+    `generation_config.json` has, comes before those of the tokenizer.
 
     Attributes:
       end_ids: what the template writes after the content of an assistant's turn, up to the token
         that ends it.
       stop_ids: the ids that end an action, first the last one of `end_ids`.
       special_ids: the ids that a `generation_config.json` for this tokenizer has to hold.
-      control_ids: the ids of control tokens.
       added_texts: the texts of all added tokens: control tokens and tags.
-      template: the chat template.
     """
 
     def __init__(
@@ -117,11 +114,10 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
-        """Loads the tokenizer of a folder in Hugging Face layout.
+        """Loads the tokenizer of a folder in Hugging Face layout, and executes no code of it.
 
-        Nothing is downloaded, and code in the folder is not executed. The ids of begin, end and
-        padding are also read from `generation_config.json` and `config.json`: that of Llama 3 lists
-        end tokens that its tokenizer does not name.
+        The ids of begin, end and padding are also read from `generation_config.json` and
+        `config.json`: that of Llama 3 lists end tokens that its tokenizer does not name.
 
         Raises:
           UserError: the folder has no readable tokenizer with a chat template.
@@ -158,9 +154,7 @@ class ChatTokenizer:
     def encode_action(self, text: str, *, after_prompt: bool) -> list[int]:
         """Encodes the text of an action, in which tags are tokens.
 
-        Args:
-          after_prompt: whether it is the content of an assistant's turn, which follows the end of a
-            prompt.
+        `after_prompt` says whether it follows the end of a prompt.
         """
         space = self._reply_space() if after_prompt else ""
         if not any(tag in text for tag in self._tags):
@@ -207,9 +201,8 @@ class ChatTokenizer:
     def chat(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
         """Encodes a conversation, up to the beginning of the assistant's next turn.
 
-        Args:
-          thinking: whether the turn may begin with a think block. If not, a template that knows
-            thinking ends the prompt with an empty block.
+        With `thinking` the turn may begin with a think block. Otherwise a template that knows
+        thinking ends the prompt with an empty block.
         """
         pieces = self._render(tuple(message.role for message in messages), thinking)
         ids = list(pieces[0].ids)
@@ -231,13 +224,9 @@ class ChatTokenizer:
         return _closed(text, thinking)
 
     def allowed_tokens(self, pattern: str) -> np.ndarray | None:
-        """Returns a mask of the tokens that an action may contain.
+        """Returns a mask bool `[V]` of the tokens whose whole text matches, and of stop tokens.
 
-        Args:
-          pattern: a regular expression that the whole text of a token has to match.
-
-        Returns:
-          bool `[V]`, True also for stop tokens; None, which allows all, for an empty pattern.
+        None, which allows all, for an empty pattern.
         """
         return self._allow(pattern) if pattern else None
 
@@ -275,10 +264,8 @@ class ChatTokenizer:
     def user_reply(self, text: str, *, ended: bool, thinking: bool = False) -> list[int]:
         """Encodes a user's turn after an assistant's, up to the beginning of the assistant's next.
 
-        Args:
-          ended: whether the ids of the assistant's turn already contain `end_ids`, or the last of
-            them.
-          thinking: as in `chat`.
+        `ended` says whether the ids of the assistant's turn already contain `end_ids`, or the last
+        of them; `thinking` is as in `chat`.
         """
         # A template may render a first turn differently, for example with a system message before
         # it.
@@ -356,9 +343,7 @@ class ChatTokenizer:
     def rendered(self, messages: Sequence[Message], *, prompt: bool, **variables: Any) -> str:
         """Returns the text that the template makes of a conversation.
 
-        Args:
-          variables: further ones, such as `enable_thinking`; a template that does not know a
-            variable ignores it.
+        It ignores `variables`, such as `enable_thinking`, that it does not know.
         """
         return render(
             self.template,

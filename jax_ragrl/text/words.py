@@ -2,8 +2,7 @@
 
 Chinese, Japanese, Thai, Lao, Khmer and Burmese have no blanks between words. Their units are
 characters with their combining marks, as in the scorers of CMRC and MLQA, and for search the pairs
-of neighboring characters, as in Lucene's CJKAnalyzer. Texts in other scripts, Korean included, are
-split as if this rule did not exist.
+of neighboring characters, as in Lucene's CJKAnalyzer. Other scripts are not affected.
 """
 
 from __future__ import annotations

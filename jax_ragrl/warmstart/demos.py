@@ -44,13 +44,10 @@ from jax_ragrl.warmstart.unfinished import MODEL, claim_folder
 
 
 class Demo(NamedTuple):
-    """One demonstrated action.
+    """One demonstrated action: the `reply` of a role to the conversation `prompt`.
 
     Fields:
       question: id of the question; may be empty.
-      role: name of the role.
-      prompt: the conversation before the action.
-      reply: the text of the action.
       reward: its reward, for information.
       chat: False if everything after the first assistant message of `prompt` is plain text instead
         of chat turns, see `roles.Role`.
@@ -175,10 +172,7 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     """Trains a policy on demonstrations; the same call resumes an interrupted run.
 
     Writes `out/checkpoint` (Hugging Face layout), from which `ragrl train` can start, and the
-    metrics of every step to `out/metrics.jsonl`.
-
-    Returns:
-      The content of `out/summary.json`.
+    metrics of every step to `out/metrics.jsonl`. Returns the content of `out/summary.json`.
 
     Raises:
       UserError: `out` holds a finished model, or a run with other settings.

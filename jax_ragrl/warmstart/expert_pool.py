@@ -112,17 +112,12 @@ def make_pool(
     temperatures: Sequence[float],
     count: int,
 ) -> dict[str, Any]:
-    """Writes the expert pool of an OPERA config.
+    """Writes the expert pool of an OPERA config, for `recipe.expert_pool`.
 
     The same call resumes an interrupted one and retries failed rollouts. All candidates, the
-    settings and a log with one line per question and temperature are written next to `out`.
-
-    Args:
-      values: the config of a run; its `recipe.expert_pool` is ignored.
-      out: the pool file, for `recipe.expert_pool`.
-      writer: `policy`, or a language model as `parse_llm` reads it.
-      temperatures: sampling temperatures; each generates its own candidates.
-      count: number of training questions; 0: all.
+    settings and a log with one line per question and temperature are written next to `out`. The
+    `writer` is `policy`, or a language model as `parse_llm` reads it; each of its temperatures
+    generates its own candidates for `count` training questions (0: all).
 
     Returns:
       The summary of the pool, and the number of failed rollouts.

@@ -155,12 +155,7 @@ def _explained(run: Finetune, source: ExampleSource) -> list[ChatExample]:
 
 
 class ExampleKind(NamedTuple):
-    """A kind of examples.
-
-    Fields:
-      build: builds the examples.
-      system: from prompt style and `top_k` to the system with the same prompts.
-    """
+    """How examples are built, and (from prompt style and `top_k`) the system with the same prompts."""
 
     build: Callable[[Finetune, ExampleSource], list[ChatExample]]
     system: Callable[[str, int], Any]
@@ -177,11 +172,8 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     """Trains a generator, and evaluates it before and after; the same call resumes.
 
     Writes `out/checkpoint` (Hugging Face layout) and the metrics of every step to
-    `out/metrics.jsonl`.
-
-    Returns:
-      The content of `out/summary.json`. Accuracies are F1 in percent, of the system that belongs to
-      the examples, with the model as its generator.
+    `out/metrics.jsonl`. Returns the content of `out/summary.json`. Accuracies are F1 in percent, of
+    the system that belongs to the examples, with the model as its generator.
 
     Raises:
       UserError: `out` holds a finished model, or a run with other settings.
@@ -247,10 +239,8 @@ def train_supervised(
     """Trains a policy on batches of items; resumes from `out/unfinished` if it exists.
 
     The buffers of the policy are donated. Batches never end, and are encoded one by one, since the
-    ids of all items may exceed the memory. With `save_every` 0 nothing is saved on the way.
-
-    Writes the metrics of `imitate` and `too_long`, the number of items longer than a row, to
-    `out/metrics.jsonl`.
+    ids of all items may exceed the memory. Writes the metrics of `imitate` and `too_long`, the
+    number of items longer than a row, to `out/metrics.jsonl`.
 
     Raises:
       Preempted: the process received SIGTERM; the last step is saved.

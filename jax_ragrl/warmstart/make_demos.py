@@ -61,12 +61,9 @@ DemoFunction = Callable[[Sequence[Question]], ItemResults]
 
 
 class WriterConfig(NamedTuple):
-    """The writer of the demonstrations.
+    """The writer of the demonstrations: `labels` (rules from gold), or a language model.
 
-    Fields:
-      name: `labels` (rules from gold), or a language model as on the command line.
-      samples: rollouts per question.
-      temperature: sampling temperature of all roles; None: that of each role.
+    `samples` is the number of rollouts per question; without a `temperature` each role has its own.
     """
 
     name: str
@@ -77,20 +74,11 @@ class WriterConfig(NamedTuple):
 def make_demos(
     values: Mapping[str, Any], out: pathlib.Path, writer: WriterConfig, count: int, of: str = ""
 ) -> dict[str, Any]:
-    """Writes demonstrations on the training questions of a config.
+    """Writes demonstrations on `count` training questions of a config (0: all), as a JSONL file.
 
     The same call resumes an interrupted one and retries failed questions. The settings and a log
-    with one line per question are written next to `out`.
-
-    Args:
-      values: the config of a run.
-      out: the JSONL file.
-      writer: who writes the demonstrations.
-      count: number of questions; 0: all.
-      of: a baseline of `demo_sources.BASELINES`; empty: the system of the config.
-
-    Returns:
-      A summary, see `demo_summary`.
+    with one line per question are written next to `out`. The demonstrations are those `of` a
+    baseline of `demo_sources.BASELINES`; empty: of the config's system. Returns a summary.
     """
     job = load_job(values)
     source = demo_source(job.recipe, of)

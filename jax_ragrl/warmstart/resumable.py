@@ -39,12 +39,7 @@ class ItemResults(NamedTuple):
 
 
 class OutputKind(NamedTuple):
-    """Names of items and rows.
-
-    Fields:
-      item: name of an item, and the key of its id in every row.
-      rows: name of the generated rows, and the key of their number in the log.
-    """
+    """The name of an item, the key of its id in every row; and the name of rows, a key of the log."""
 
     item: str
     rows: str
@@ -63,13 +58,9 @@ def run_resumable(
     out: pathlib.Path,
     kind: OutputKind,
 ) -> None:
-    """Appends the rows of all unfinished items to a file.
+    """Appends the rows of all unfinished items to a file; failed items are retried last.
 
-    Args:
-      source: generates the rows of some items.
-      items: all items; finished ones are skipped, failed ones are retried last.
-      out: the JSONL file.
-      kind: names of items and rows.
+    The `source` generates the rows of some items.
 
     Raises:
       UserError: all items of a chunk failed. Completed work is kept.

@@ -146,10 +146,8 @@ def world_examples(
 def action_examples(forest: Forest, rng: random.Random, only_correct: bool) -> list[Example]:
     """Converts the actions of a forest to examples.
 
-    Args:
-      forest: rollouts of the teacher.
-      rng: drops 70 % of the router's short actions, which would otherwise dominate.
-      only_correct: retain only actions from which a correct answer is reachable, and all of them.
+    `rng` drops 70 % of the router's short actions, which would otherwise dominate; `only_correct`
+    retains all actions from which a correct answer is reachable, and no others.
     """
     useful_N = np.ones(len(forest.records), bool)
     if only_correct:

@@ -62,13 +62,9 @@ class Unfinished:
         *,
         is_milestone: bool = False,
     ) -> None:
-        """Saves if it is time to, or if the process shall end.
+        """Saves after a step if it is time to, or a milestone, or if the process shall end.
 
-        Args:
-          step: the number of finished steps.
-          state: a tree of arrays.
-          entries: returns further values to save; called before a save alone.
-          is_milestone: whether to save in any case.
+        `entries` returns further values to save, and is called before a save alone.
 
         Raises:
           Preempted: the process received SIGTERM; the step is saved.

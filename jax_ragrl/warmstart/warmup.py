@@ -274,11 +274,9 @@ def _matrices(params: Any) -> Any:
 def warm_up(values: Mapping[str, Any], out: pathlib.Path) -> dict[str, Any]:
     """Trains a decoder; the same call resumes an interrupted warm-up, and trains no finished one.
 
-    Writes `out/checkpoint` (Hugging Face layout) and `out/warmup.jsonl`.
-
-    Returns:
-      The last line of the log: step, tokens, seconds, means of the metrics since the previous line,
-      and `exact`, the result of `exact_fraction` on held-out examples.
+    Writes `out/checkpoint` (Hugging Face layout) and `out/warmup.jsonl`. Returns the last line of
+    the log: step, tokens, seconds, means of the metrics since the previous line, and `exact`, the
+    result of `exact_fraction` on held-out examples.
 
     Raises:
       UserError: parameters are no longer finite, or `out` holds results of another config.

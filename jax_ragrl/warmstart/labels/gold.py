@@ -21,10 +21,8 @@ _QUESTION_WORDS = frozenset(
 class Evidence(NamedTuple):
     """The knowledge of a labeler about a question.
 
-    Fields:
-      question: the question with its answers and gold passages.
-      passages: the passages that a search for the text of the question returns.
-      is_known: whether the frozen language model answers it right without passages.
+    `passages` are those that a search for the text of the question returns; `is_known` says whether
+    the frozen language model answers it right without passages.
     """
 
     question: Question

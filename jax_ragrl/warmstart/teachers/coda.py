@@ -75,14 +75,7 @@ class Teacher:
     def _execute(
         self, goal: str, facts: Sequence[Sequence[Facts]], plain: bool, rng: random.Random
     ) -> str:
-        """Writes the next turn of an executor.
-
-        Args:
-          goal: the task.
-          facts: for each search, the facts in each of its passages.
-          plain: whether the style has no tag for refinement.
-          rng: decides on errors.
-        """
+        """Writes the next turn of an executor from the facts in each passage of each search."""
         plan = parse_subgoal(goal)
         if plan is None:
             return render_turn(think=NOTHING, answer=UNKNOWN)

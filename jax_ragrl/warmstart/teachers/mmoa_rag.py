@@ -82,16 +82,10 @@ def heuristic_demos(
     rewritings: Mapping[str, str] | None = None,
     label: str = "both",
 ) -> list[Demo]:
-    """Returns demonstrations of every role that the system has.
+    """Returns demonstrations of every role that the system has; `rng` shuffles passages.
 
-    Args:
-      system: the system, for its prompts and `top_k`.
-      questions: the questions; those without an answer are skipped.
-      retriever: returns the passages to label.
-      rng: shuffles the passages of each question.
-      rewritings: from question id to queries separated by `;`; other questions give no
-        demonstration of the rewriter.
-      label: `both` (paper) or `answer` (code), see `LABELS`.
+    Questions without an answer are skipped. `rewritings` are, by question id, queries separated by
+    `;`: other questions give no demonstration of the rewriter. `label` is a key of `LABELS`.
     """
     one_of("label", label, LABELS)
     usable = [q for q in questions if q.answers]
