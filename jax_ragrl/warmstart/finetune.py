@@ -155,7 +155,7 @@ def _explained(run: Finetune, source: ExampleSource) -> list[ChatExample]:
 
 
 class ExampleKind(NamedTuple):
-    """How examples are built, and (from prompt style and `top_k`) the system with the same prompts."""
+    """How examples are built, and from prompt style and `top_k` the system of their prompts."""
 
     build: Callable[[Finetune, ExampleSource], list[ChatExample]]
     system: Callable[[str, int], Any]

@@ -39,7 +39,7 @@ class ItemResults(NamedTuple):
 
 
 class OutputKind(NamedTuple):
-    """The name of an item, the key of its id in every row; and the name of rows, a key of the log."""
+    """The names of an item (the key of its id in every row) and of rows (a key of the log)."""
 
     item: str
     rows: str
