@@ -101,7 +101,6 @@ def _cached_passages(
     cache = store.open_passages(folder, source)
     if cache is not None:
         return cache
-    # The message below concerns replaced caches only; a first read is expected.
     outdated, target = (folder / store.FILE).exists(), folder
     try:
         passages = reading.passages(path)

@@ -70,7 +70,6 @@ class StoredPassages(Sequence[Passage]):
         # A plain array, because each access to a `np.memmap` creates an object of that subclass.
         self._offsets = np.asarray(np.load(folder / OFFSETS, mmap_mode="r"))
         with (folder / ROWS).open("rb") as file:
-            # The mapping remains valid after the file is closed.
             self._rows = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         # The cheapest check that the copy of a folder is complete; hashing would read all rows.
         if len(self._rows) != self._offsets[-1]:

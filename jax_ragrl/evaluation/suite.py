@@ -106,7 +106,6 @@ def evaluate_suite(
     cells = load_cells(workdir / "rows.jsonl")
     # Failed cells may have been caused by the settings, so a table without scores accepts others.
     save_config(workdir / "table.json", _fixed_settings(settings, encoder), renew=not cells)
-    # Before models are loaded, which takes long.
     for data in sets:
         _check_inputs(settings, data, cells, workdir)
         _drop_outdated(workdir / "rows.jsonl", data, names, cells)
@@ -214,7 +213,6 @@ def _is_indexed(settings: TableSettings, data: DataSet) -> bool:
 def _load_passages(settings: TableSettings, data: DataSet, workdir: pathlib.Path) -> Corpus:
     """Loads the corpus of a set, which is cached in the work folder."""
     assert data.corpus is not None, "with_corpora sets it"
-    # The digest of the path keeps corpora with the same file name apart.
     digest = hashlib.sha256(str(data.corpus.resolve()).encode()).hexdigest()[:16]
     folder = workdir / "passages" / digest
     return load_corpus(data.corpus, folder=folder, reading=Reading(settings.fields))

@@ -217,7 +217,6 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
     # Checked first, because loading the corpus writes a cache into the folder: a folder that holds
     # no index must stay unchanged.
     read_description(folder)
-    # Without names the corpus is read as for the index.
     reading = Reading(settings.fields) if settings.fields else None
     return open_folder(folder, load_indexed(corpus, folder, reading), llm)
 

@@ -140,7 +140,6 @@ def query_of(plan: Plan) -> str:
     """Returns the noun phrase of a question, as a search query."""
     if plan.compare:
         return f"{plan.compare} of {' and '.join(e for _, e in plan.hops if e)}"
-    # A noun phrase names the last relation first.
     relations = [r for r, _ in plan.hops]
     return " of ".join([*reversed(relations), plan.hops[0][1] or ""])
 

@@ -56,9 +56,7 @@ def judge_answers(
     for question, answer in zip(questions, answers, strict=True):
         values = {"question": question.text, "answers": " | ".join(question.answers)}
         prompt = user_turn("judge", "judge", **values, prediction=answer or "")
-        # An empty answer is wrong whatever the judge replies.
         requests.append(LLMRequest("judge", prompt) if answer else None)
-    # Siblings often give the same answer to the same question.
     distinct = list(dict.fromkeys(request for request in requests if request is not None))
     replies = without_thoughts(judge.complete(distinct)) if distinct else []
     replied = dict(zip(distinct, replies, strict=True))

@@ -44,7 +44,6 @@ def parse_order(reply: str, count: int) -> list[int]:
 
 def windows(count: int, width: int, stride: int) -> list[slice]:
     """Returns the windows over `count` places, from the last to the first, which starts at 0."""
-    # One passage has one order.
     stops = range(count, min(width, count) - 1, -stride) if count > 1 else range(0)
     result = [slice(max(0, stop - width), stop) for stop in stops]
     # The distance of the first places from a window is rarely a multiple of the stride.
@@ -76,7 +75,6 @@ class ListwiseReranker:
         """Returns the reciprocal ranks of each pair's passages, float32 [K], or an error."""
         orders: list[list[int] | EffectError] = [list(range(len(p))) for _, p in pairs]
         slides = [windows(len(passages), self.width, self.stride) for _, passages in pairs]
-        # The windows of one query follow each other; a batch has one window per query.
         for step in range(max(map(len, slides), default=0)):
             places = {q: s[step] for q, s in enumerate(slides) if step < len(s)}
             self._slide(pairs, orders, places)

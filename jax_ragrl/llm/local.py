@@ -41,7 +41,6 @@ class LocalLLM:
             tuple(self._tokenizer.chat(request.messages, thinking=self._thinking))
             for request in requests
         ]
-        # A prompt that is too long fails alone, not the whole batch.
         fit = [
             i for i, ids in enumerate(prompts) if self._shapes.bucket_length(len(ids)) is not None
         ]
@@ -51,7 +50,6 @@ class LocalLLM:
         rows = sample_jobs(self._model, self._tokenizer, distinct, 1, self._shapes)
         samples = dict(zip(distinct, rows, strict=True))
         longest = self._shapes.prompt_lengths[-1]
-        # Errors for all requests first; replies then overwrite the errors of prompts that fit.
         replies: list[str | EffectError] = [
             EffectError(f"a prompt of {len(ids)} tokens is longer than {longest}")
             for ids in prompts

@@ -229,7 +229,6 @@ def read_completion(body: bytes) -> str:
     if not isinstance(message, dict) or "content" not in message:
         raise ValueError("its first choice has no message with content")
     text, usage = _text(message["content"]), value.get("usage")
-    # The token counts that the server bills, if it reports them.
     usage = usage if isinstance(usage, dict) else {}
     counts: list[Any] = [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")]
     if not all(type(count) is int and 0 <= count <= MAX_TOKENS for count in counts):

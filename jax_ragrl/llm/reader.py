@@ -159,7 +159,6 @@ class WorldReader:
 
     def _answer(self, question: str, plan: Plan, documents: Sequence[Passage]) -> str:
         document_facts = [facts_of(d.text) for d in documents]
-        # The reader may combine famous facts with facts of the documents.
         steps = resolve(plan, [self._famous, *document_facts])
         pairs, values = [pair for pair, _ in steps], [value or None for _, value in steps]
         read = {pair: value for facts in document_facts for pair, value in facts.items()}

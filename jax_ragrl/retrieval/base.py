@@ -69,7 +69,6 @@ def search_pages(
         )
     if not requests:
         return []
-    # Siblings of a tree often send the same query.
     queries = list(dict.fromkeys(query for query, _, _ in requests))
     # One depth for all queries is safe, because the first hits do not depend on the depth.
     depth = max(k * (page + 1) for _, k, page in requests)

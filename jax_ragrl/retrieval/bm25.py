@@ -160,7 +160,6 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
             f"no passage of the corpus has a word in the language {index.language!r}: use the "
             "language 'none', or another kind of index"
         )
-    # SciPy sorts the scores in linear time; nothing is compiled.
     scores = library.BM25(k1=index.k1, b=index.b, method=index.method, csc_backend="scipy")
     scores.index((rows, number_of), create_empty_token=False, show_progress=False)
     # New files, because runs that search the former index have mapped its files into memory.

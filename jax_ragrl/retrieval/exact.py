@@ -130,7 +130,6 @@ def top(scores_QX: Array, k: int) -> tuple[Array, Array]:
     """
     count, size = scores_QX.shape
     blocks = -(-size // BLOCK)
-    # With few blocks, the second stage would search most of the entries again.
     if blocks <= 2 * k:
         return jax.lax.top_k(scores_QX, k)
     if missing := blocks * BLOCK - size:
@@ -242,7 +241,6 @@ class ExactSearcher:
             for (x, count), n, device in shares
         ]
         starts = zip(jax.device_get(results), self._starts[:-1], strict=True)
-        # Each device counts its passages from 0.
         parts = [(scores, index + start) for (scores, index), start in starts]
         scores, index = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
         scores_QK, index_QK = by_score(scores, index)

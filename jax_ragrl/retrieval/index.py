@@ -399,7 +399,6 @@ def run_index(
     number, `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
     """
     check_settings(kind, dtype, recall)
-    # Read before the long work, so that a wrong path fails immediately.
     questions = with_gold(questions_path, qrels_path, reading.fields)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = pathlib.Path(out)
@@ -410,7 +409,6 @@ def run_index(
         lambda: read_corpus(corpus_path, out, reading, lambda: units_of(encoder))
     )
     start = time.perf_counter()
-    # The first process downloads a model; the others find it in the cache.
     passage_encoder = process_zero_first(lambda: make_encoder(encoder, corpus, **prefixes))
     retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype, recall)
     seconds = round(time.perf_counter() - start, 2)

@@ -32,7 +32,6 @@ def search_quality(retriever: Retriever, questions: Sequence[Question]) -> dict[
             f"none of the {len(questions)} questions names gold passages, and recall needs them: "
             "add them, or give relevance judgments (--qrels)"
         )
-    # One search at the greatest depth serves all depths.
     return mean_measures(with_gold, _search(retriever, with_gold))
 
 

@@ -109,7 +109,6 @@ def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: s
     An array of another identity is deleted. Returns the identity for `ShardWriter`, which also has
     shape, dtype and rows per shard.
     """
-    # The rows per shard give a number its meaning.
     identity = json.dumps([identity, rows_per_shard(shape[0]), dtype, list(shape)])
     numbers = range(len(shards(shape[0])))
     if not any(_is_whole(folder, number, identity) for number in numbers):

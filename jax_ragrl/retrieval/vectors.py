@@ -61,7 +61,6 @@ def _faiss_shape(path: pathlib.Path, start: bytes) -> tuple[int, int]:
         raise UserError(f"{path} ends within its header: copy it again")
     code, dimension, count, _, _, _, metric, floats = HEADER.unpack(start)
     size = HEADER.size + 4 * floats
-    # Redundant fields of the header and the file size reveal a truncated or foreign file.
     consistent = dimension > 0 and count > 0 and floats == count * dimension
     if not consistent or metric != METRICS[code] or path.stat().st_size != size:
         raise UserError(

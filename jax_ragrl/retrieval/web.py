@@ -182,7 +182,6 @@ def read_page(content: bytes, engine: Engine, place: str) -> list[Passage]:
     for hit in hits:
         if not isinstance(hit, dict) or not hit.get(engine.address):
             continue
-        # Title and snippet may be missing.
         values = [hit.get(name) or "" for name in (engine.address, "title", engine.text)]
         if not all(isinstance(value, str) for value in values):
             raise ValueError(f"the hit {str(hit)[:200]!r} has a field that is no text")

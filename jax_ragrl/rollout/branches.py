@@ -85,9 +85,7 @@ class Nodes:
         if errors := [reply for reply in replies if isinstance(reply, EffectError)]:
             self.failures[branch.question] = str(errors[-1])
             return []
-        # Calls count for all branches that follow.
         branch = branch._replace(calls=branch.calls + self._calls(branch, replies))
-        # The passages of a search belong to the action before it.
         hits = [reply for reply in replies if isinstance(reply, Hits)]
         if hits and branch.nodes:
             self.records[branch.parent].passages = tuple(p for h in hits for p in h.passages)

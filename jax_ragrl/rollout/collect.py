@@ -345,6 +345,5 @@ class Scheduler:
         try:
             with self.environment.call(self.environment.llm, LLM):
                 return without_thoughts(self.environment.llm.complete(requests))
-        # An error of the whole call is the error of each of its requests.
         except EffectError as error:
             return [error] * len(requests)

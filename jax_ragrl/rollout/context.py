@@ -33,7 +33,6 @@ def context_ids(
     ids = list(tokenizer.chat(messages, thinking=thinking))
     for segment in history:
         if isinstance(segment, ModelOutput):
-            # Decoding and encoding again could split the text into other tokens than were sampled.
             ids += segment.ids
         elif as_chat_turns:
             # After any other stop token, the template's own end follows.

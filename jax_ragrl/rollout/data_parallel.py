@@ -40,7 +40,6 @@ def shard_questions(
         # Round-robin over distinct ids; more shards than ids are dealt out a second time.
         own = range(number[question.id] % count, count, len(number))
         for rollout in range(rollouts):
-            # Likewise over the rollouts of a question.
             shards[own[rollout % len(own)]].setdefault(i, []).append(rollout)
     return shards
 

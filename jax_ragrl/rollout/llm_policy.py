@@ -82,7 +82,6 @@ class LLMActionSampler:
         if isinstance(reply, EffectError):
             return Action(prompt, (), "", None, str(reply))
         text = reply.strip()
-        # The text ends with its first stop string.
         ends = [text.find(stop) + len(stop) for stop in role.stop_strings if stop in text]
         text = text[: min(ends, default=None)]
         return Action(prompt, action_ids(self._tokenizer, text, role.as_chat_turns), text)

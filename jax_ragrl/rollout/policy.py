@@ -62,7 +62,6 @@ class PolicySampler:
 
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
-        # Encode all texts in one call; prompts are assembled from the encoded texts.
         texts = (text for r in requests for text in context_texts(r.messages, r.history))
         self.tokenizer.encode_ahead(texts)
         # By request: a list per forced action, and last the list of the samples.

@@ -56,7 +56,6 @@ def trees(
                 "multiplicity": record.multiplicity,
                 "credit": _finite(credit_N[n]),
                 "answer": record.answer,
-                # The error of an action, or the finish reason of a leaf.
                 "why": record.finish_reason or (action.error if action else ""),
                 # Actions may have rewards too, but the report shows only the leaves' own.
                 "reward": _finite(forest.reward_N[n]) if record.role == LEAF else None,

@@ -74,7 +74,6 @@ def innermost_system(system: System) -> System:
 def path_from_root(forest: Forest, node: int) -> list[int]:
     """Returns the node numbers from the root of `node` down to `node` itself."""
     path = []
-    # A parent has a smaller number than its children, so this ends at a root.
     while node != NO_PARENT:
         path.append(node)
         node = int(forest.parent_N[node])

@@ -262,7 +262,6 @@ class C3PO:
             depth = yield from self._descend(depth)
         # 5. The assembly of the prompt is a separate node kind in the paper's depth count.
         depth = yield from self._descend(depth, 2)
-        # Without documents the model answers from memory, by another prompt.
         name = "answer" if documents else "answer_direct"
         prompt = question_turn(self.style, name, question, documents)
         text = yield CallLLM(LLMRequest(name, prompt, Sampling(0.0, 1.0, self.reply_tokens)))
@@ -286,7 +285,6 @@ def accumulate(
 
     An empty selection adds a note instead, which a later non-empty one for the same query removes.
     """
-    # The note informs later decisions that this query failed.
     note = Passage("", query, "Nothing relevant was found for this query.")
     previous = tuple(d for d in documents if not (selection and d == note))
     return tuple(dict.fromkeys(previous + (selection or (note,))))
@@ -384,7 +382,6 @@ class Settings:
 def recipe(settings: Settings) -> Recipe:
     """Returns tree rollouts with the accuracy of leaves, averaged over reachable leaves."""
     tree, depth = settings.tree, settings.evaluation_depth or settings.system.max_depth
-    # In evaluation a selection out of range is skipped.
     inference = dataclasses.replace(settings.system, strict=False, max_depth=depth)
     return Recipe(
         system=settings.system,

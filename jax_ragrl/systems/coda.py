@@ -144,7 +144,6 @@ def format_reward(
     An answer without any task costs the planner's point. If `together`, I_E says that all executors
     have written `own_tags`; otherwise it is the share that has.
     """
-    # Without executors this point is lost.
     well_formed = [tags.tags_match(text, own_tags) for text in executors] or [False]
     share = float(all(well_formed)) if together else float(np.mean(well_formed))
     return float(tags.tags_match(planner, PLANNER_TAGS)) + share
@@ -156,7 +155,6 @@ def refine_reward(executors: Sequence[str], answers: Sequence[str], together: bo
     If `together`, `s` joins the refined texts of all executors; otherwise that of any may do.
     """
     texts = [tags.tag_contents(text, REFINE) for text in executors]
-    # Joined, an answer may be spread over the refinements of several executors.
     texts = [" ".join(texts)] if together else texts
     return float(any(cover_match_tokens(s, answers) for s in texts if s.strip()))
 

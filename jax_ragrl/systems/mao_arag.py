@@ -111,7 +111,6 @@ def parse_plan(
         return invalid_action("Empty Workflow")
     if any(NAMES.get(item) not in executors for item in items):
         return invalid_action("Unknown Executor")
-    # From here on all names are valid; only their combination can be wrong.
     plan = tuple(NAMES[item] for item in items)
     error = _plan_error(plan, first, select_needs_search)
     return invalid_action(error) if error else ParsedAction("Plan", plan)
@@ -121,7 +120,6 @@ def _plan_error(plan: tuple[str, ...], first: bool, select_needs_search: bool) -
     """Returns the error of a plan of valid executors; empty if the plan is legal."""
     if plan in ((QDS,), (QDP,)):
         return "" if first else "Decomposed Twice"
-    # A decomposition lists no executors: each sub-question gets a workflow.
     if QDS in plan or QDP in plan:
         return "Decomposition Not Alone"
     if len(set(plan)) < len(plan):
@@ -330,7 +328,6 @@ class MAOARAG:
         step = item.todo[0]
         if step == R:
             return Search(item.query or item.text, self.top_k, turn=item.turn)
-        # The grammar of later planner calls has no decomposition.
         planner = SUB_PLANNER if strategy else PLANNER
         executor = PURPOSES.get(step, "") if step != AG or item.documents else "answer_direct"
         name = planner if step == PLAN else executor
@@ -357,7 +354,6 @@ def active_items(items: Sequence[Item], strategy: str) -> list[Item]:
     if waiting:
         return waiting if strategy == QDP else waiting[:1]
     todo = items[0].todo
-    # Without an answered sub-question there is nothing to summarize.
     return [items[0]] if todo and (todo[0] != AS or answered(items)) else []
 
 
@@ -410,7 +406,6 @@ class FixedWorkflow(WrappedSystem):
 
     def steps(self, question: Question) -> Steps:
         """Yields the steps of the workflow, without the planner calls."""
-        # The decomposition, if there is one, comes first; then the workflow of each sub-question.
         start = 1 if self.plan[0] in (QDS, QDP) else 0
 
         def write(effect: Generate) -> ParsedAction:
@@ -458,7 +453,6 @@ def turn_cost(plan: Sequence[str], parts: int, table: str = "code") -> float:
     """Returns the latency of a plan: 0.25 per serial sub-question, 0.25 for all parallel ones."""
     if tuple(plan) not in ((QDS,), (QDP,)):
         return 0.0
-    # Serial sub-questions wait for each other; parallel ones wait once.
     return 0.25 * parts if plan[0] == SERIAL[table] else 0.25
 
 
@@ -470,7 +464,6 @@ def own_reward(action: ParsedAction, calls: Sequence[Call], parts: int, costs: C
     Eqs. 4 to 6 without the F1, which is the reward of the leaf. The call pays for some `calls` to
     the environment; the rollout has some `parts`, its sub-questions.
     """
-    # A malformed call sets nothing in motion, so its price is 0.
     dollars = (
         sum(call.prompt_tokens for call in calls) * costs.dollars_per_1k_prompt_tokens
         + sum(call.completion_tokens for call in calls) * costs.dollars_per_1k_completion_tokens

@@ -113,7 +113,6 @@ def parse_answer(text: str) -> ParsedAction:
 
     The format score is 1 only if the whole text has that form.
     """
-    # Reasoning before the answer is separated by a blank line.
     last = re.split(r"\n\s*\n", text.replace("*", "").strip())[-1]
     for label in ("The answer is:", "Answer:"):
         last = last.rpartition(label)[2]
@@ -237,7 +236,6 @@ class MMOARAG:
         if GENERATOR in roles:
             answer = yield Generate(GENERATOR, messages, depth)
         else:
-            # The frozen model answers in place of the generator.
             greedy = Sampling(0.0, 1.0, self.generator_max_tokens)
             answer = parse_answer((yield CallLLM(LLMRequest("answer", messages, greedy))))
         yield Done(answer.args[0], reason) if answer.args else Done(None, answer.error)

@@ -41,7 +41,6 @@ def _automaton(stops: Sequence[str]) -> np.ndarray:
     """The state after a byte in a state, uint8 `[S, 256]`."""
     prefixes = sorted({stop[:n] for stop in stops for n in range(len(stop))}, key=len)
     size = -(-(len(prefixes) + 1) // STATES) * STATES
-    # States are stored as uint8.
     if size > 256:
         raise UserError(f"stops {tuple(stops)} are too long in total: give fewer or shorter ones")
     number = {prefix: i for i, prefix in enumerate(prefixes)}

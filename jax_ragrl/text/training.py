@@ -34,7 +34,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> transformers.PreTr
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[PAD, START, END],
-        # All 256 bytes, even if the texts lack some.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

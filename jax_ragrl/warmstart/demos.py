@@ -190,7 +190,6 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
         decoder = add_lora(decoder, run.lora, rngs=nnx.Rngs(run.seed))
     policy = prepare_imitation(run, decoder, sorted(counts), steps)
     del decoder  # frees the weights that training does not share
-    # Encoded batch by batch: the ids of all demonstrations may exceed the memory.
     encode = functools.partial(Demo.example, tokenizer=tokenizer)
     data = batches(demos, run.batch_size, run.seed)
     policy = train_supervised(policy, data, encode, steps, out, run.save_every)

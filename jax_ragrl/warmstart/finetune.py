@@ -208,7 +208,6 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
         "checkpoint": str(out / MODEL),
     }
     write_json(out / "summary.json", summary)
-    # At the end: the same call resumes unless there is a model.
     save_finetuned(trained_decoder(policy), tokenizer, out)
     return summary
 
@@ -248,7 +247,6 @@ def train_supervised(
     with open_unfinished(out, save_every) as unfinished, contextlib.ExitStack() as stack:
         start, state, _ = unfinished.restore(policy.state)
         policy = policy._replace(state=state)
-        # Later rows belong to steps that are now repeated.
         drop_after_step(out / "metrics.jsonl", start)
         # Skipped batches are generated again, so that a resumed run sees the same batches.
         rest = itertools.islice(data, start, steps)
@@ -286,7 +284,6 @@ def batches(items: Sequence[Item], size: int, seed: int) -> Iterator[list[Item]]
     epoch = 0
     while True:
         while len(waiting) < size:
-            # A new generator per pass: batches depend on the seed and the pass alone.
             waiting += shuffled(random.Random(f"{seed} {epoch}"), items)
             epoch += 1
         yield waiting[:size]

@@ -267,7 +267,6 @@ def read_records(source: Source) -> Iterator[Record]:
             values = enumerate(read_json(path), start=1)
             entries = ((f"{path}, record {n}", value) for n, value in values)
         else:
-            # Parsed line by line, so that a large corpus never has to fit in memory.
             lines = ((n, line.rstrip()) for n, line in read_lines(path))
             entries = ((f"{path}, line {n}", parse_json(line, path, n)) for n, line in lines)
         for place, value in entries:

@@ -47,7 +47,6 @@ def with_contexts(
     """
 
     def read_both(files: Files) -> tuple[list[Question], list[Passage]]:
-        # A list, because the records are read twice: for questions, and for their contexts.
         records = list(read_records(files))
         questions = [read(record, n) for n, record in enumerate(records)]
         texts_of: dict[str, dict[str, None]] = {}  # dicts, because they keep the order of insertion
@@ -91,7 +90,6 @@ def hotpotqa(record: Record, _: int) -> Question:
     if record.fields.get("evidences"):
         metadata["evidences"] = _hotpotqa_tuples(record, "evidences", 3)
     return Question(
-        # The official files have `_id`; some copies have `id`.
         id=text(record, "_id" if "_id" in record.fields else "id"),
         text=question_text(record, "question"),
         answers=answers(record, "answer"),
@@ -244,7 +242,6 @@ def freshqa(record: Record, _: int) -> Question:
 
     The answers change over time: a file is valid for the date of its release.
     """
-    # Questions with fewer than ten answers have empty cells.
     cells = (optional_text(record, name).strip() for name in FRESHQA_ANSWERS)
     found = unique(filter(None, cells))
     if not found:

@@ -85,7 +85,6 @@ def cheapest_classes(forest: Forest, reward_N: np.ndarray) -> dict[int, str]:
     for node in np.flatnonzero(forest.leaf_N & (reward_N > 0)).tolist():
         leaf = forest.records[node]
         right[leaf.question].add(CLASSES[leaf.state.strategy])
-    # Without a right strategy the number of hops decides, which a data set knows.
     fallback = {i: MULTI if forest.questions[i].hops > 1 else SINGLE for i in right}
     # The letters are in the order of cost, so the minimum is the cheapest class.
     return {i: min(right[i], default=fallback[i]) for i in sorted(right)}

@@ -136,7 +136,6 @@ class PromptedAgent(ScriptedSystem):
                 reasoning = "\n".join(message.content for message in conversation)
                 reply = yield from self.observe(question, query, reasoning, hits.passages)
             conversation.append(reply)
-        # The turns are used up: answer from the passages so far.
         yield from self.finish(question, documents[: self.max_documents])
 
 

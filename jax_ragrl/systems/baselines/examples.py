@@ -79,7 +79,6 @@ def robust_examples(
 
     A context has at most `k` passages; the `results` are deeper, so that there are low ranks.
     """
-    # The passages of each gold id or title; an article may have several passages.
     names = {name for question in questions for name in question.gold}
     passages_of = collections.defaultdict(list)
     for passage in corpus:
@@ -132,7 +131,6 @@ def rationale_examples(
     examples = []
     for (question, documents), reply in zip(contexts, replies, strict=True):
         answer, is_error = question.answers[0], isinstance(reply, EffectError)
-        # A request that failed after all retries is an `EffectError` in place of a text.
         if not is_error and cover_match_tokens(str(reply), (answer,)):
             target = f"{str(reply).strip()}\nSo the answer is: {answer}"
             prompt = instruct_prompt(style, question, documents)

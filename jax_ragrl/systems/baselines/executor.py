@@ -177,7 +177,6 @@ def reward(forest: Forest, kind: str) -> np.ndarray:
     for leaf in np.flatnonzero(forest.leaf_N).tolist():
         record = forest.records[leaf]
         answers = forest.questions[record.question].answers
-        # The leaf itself has no action.
         actions = (forest.records[node].parsed for node in path_from_root(forest, leaf))
         turns = [action for action in actions if action]
         reward_N[leaf] = KINDS[kind][1](record.answer or "", answers, turns)

@@ -64,7 +64,6 @@ class IterRetGen(ScriptedSystem):
         """Searches and answers in turn."""
         latest = ""
         for _ in range(self.rounds):
-            # In the first round `latest` is empty, so the query is the question.
             hits = yield Search(clean_query(f"{latest} {question.text}"), self.top_k)
             latest = yield self.answer(question, hits.passages)
         yield Done(latest, "answered")

@@ -31,7 +31,6 @@ def passage_weights(scores: Sequence[float], temperature: float = 1.0) -> np.nda
     Shi et al. 2024, section 3.2, where t is 1.
     """
     score_K = np.asarray(scores, np.float64) / temperature
-    # The maximum is subtracted so that exp cannot overflow; the ratio does not change.
     raised_K = np.exp(score_K - score_K.max())
     return raised_K / raised_K.sum()
 

@@ -52,7 +52,6 @@ class SelfRAG(ScriptedSystem):
 
     def steps(self, question: Question) -> Steps:
         """Decides, searches, answers from all passages at once and gets all verdicts at once."""
-        # 1. Decide whether to search.
         gate = yield from report_fault(parse_verdict((yield self.ask("retrieve", question))))
         yield StrategyChoice("direct" if gate.action == "no" else "retrieve")
         if gate.action == "no":
@@ -60,9 +59,7 @@ class SelfRAG(ScriptedSystem):
         passages = (yield Search(question.text, self.top_k)).passages
         if not passages:
             yield from self.finish(question, ())
-        # 2. Answer from each passage.
         answers = yield from all_of([self.answer(question, [p]) for p in passages])
-        # 3. Ask for the three verdicts on each pair of passage and answer.
         replies = yield from all_of(
             [
                 self.ask(name, question, [p], answer=answer.strip())
@@ -74,7 +71,7 @@ class SelfRAG(ScriptedSystem):
         for reply in replies:
             verdict = yield from report_fault(parse_verdict(reply))
             verdicts.append(verdict.action == "yes")
-        # 4. Rank the answers; `index` returns the first maximum.
+        # Rank the answers; `index` returns the first maximum.
         count = len(CRITIQUES)
         ranks = [
             critique(verdicts[i : i + count], self.weights) for i in range(0, len(verdicts), count)

@@ -73,13 +73,11 @@ class SlimPLM(ScriptedSystem):
 
     def steps(self, question: Question) -> Steps:
         """Drafts and judges, rewrites and searches if needed (all queries at once), answers."""
-        # 1. Draft and judge.
         draft = yield from self.draft(question)
         gate = yield Generate(GATE, gate_prompt(self.style, question, draft), 2)
         yield StrategyChoice("direct" if gate.action == SKIP_SEARCH else "retrieve")
         if gate.action == SKIP_SEARCH:
             yield from self.finish(question, ())
-        # 2. Write queries for the claims of the draft and search.
         values = {"question": question.text, "draft": draft, "limit": str(self.queries)}
         claims = yield Generate(REWRITER, user_turn(self.style, "claims", **values), 3)
         queries = claims.args[: self.queries] or (question.text,)

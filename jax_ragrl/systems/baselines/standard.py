@@ -78,7 +78,6 @@ class Reranker(ScriptedSystem):
         for reply in replies:
             grade = yield from report_fault(parse_grade(reply))
             grades.append(grade.args[0] if grade.valid else 0)
-        # `sorted` is stable, so equal grades stay in the order of the retriever.
         best = sorted(range(len(grades)), key=lambda i: -grades[i])[: self.top_k]
         yield from self.finish(question, [hits.passages[i] for i in best])
 
@@ -129,7 +128,6 @@ def parse_queries(text: str) -> ParsedAction:
 
 def interleave(rankings: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, ...]:
     """Returns the first `k` distinct passages: the first of each ranking, then the second, ..."""
-    # Rankings may differ in length: `None` fills the shorter ones.
     ranks = itertools.zip_longest(*rankings)
     return tuple(dict.fromkeys(p for rank in ranks for p in rank if p is not None))[:k]
 

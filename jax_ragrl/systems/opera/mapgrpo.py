@@ -86,7 +86,6 @@ class Groups:
     def __call__(self, effect: Generate, question: str) -> Branching:
         if effect.role not in self.trained_roles:
             return Branching(1)
-        # Ask for the expert only if it is due: a lookup in the pool costs time.
         text = None
         if self.expert is not None and self.injection.due(effect.role, question):
             text = self.expert(effect, question)

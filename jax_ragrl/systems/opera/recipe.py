@@ -142,7 +142,6 @@ def role_rewards(forest: Forest, settings: Settings) -> np.ndarray:
     # Read the mean over leaves first: the loop below overwrites the rewards of actions.
     success_N, _ = reachable_leaves(forest, reward_N)
     for node, record in enumerate(forest.records):
-        # Leaves keep their exact match.
         if record.action is None:
             continue
         question = forest.questions[record.question]

@@ -250,7 +250,6 @@ def ndcg(relevant: Sequence[bool], total: int) -> float:
     Järvelin and Kekäläinen 2002, with binary relevance. 0 if `total`, the number of relevant
     passages in the corpus, is 0 or the ranking is empty.
     """
-    # Ranks count from 1, so the first passage has gain 1 / log2(2) = 1.
     gains = [1 / math.log2(i + 2) for i in range(len(relevant))]
     ideal = sum(gains[:total])
     dcg = sum(gain for gain, is_relevant in zip(gains, relevant, strict=True) if is_relevant)

@@ -57,7 +57,6 @@ class Opera:
     def roles(self) -> Mapping[str, Role]:
         """Plan, analysis and rewrite in the order of training, without roles that are off."""
         parsers = (grammar.parse_plan, grammar.parse_analysis, grammar.parse_rewrite)
-        # A role with a limit of 0 is off.
         uses = {PLAN: self.max_plan_steps, ANALYSIS: 1, REWRITE: self.max_rewrites}
         regexes, roles = grammar.strict_grammars(self.max_plan_steps), {}
         for name, parse, tokens in zip(ROLES, parsers, self.max_tokens, strict=True):

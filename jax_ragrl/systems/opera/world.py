@@ -134,7 +134,6 @@ class WorldExpert:
         if role == ANALYSIS:
             pairs = parse_passages(self.style, prompt)
             gold = read_gold(goal, [Passage("", title, text) for title, text in pairs])
-            # A `no` is the right verdict, with any analysis.
             if not gold.answers:
                 return render_analysis("nothing")
             return render_analysis(f"{goal} is {gold.answers[0]}", gold.answers[0])

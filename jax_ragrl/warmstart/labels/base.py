@@ -154,7 +154,6 @@ def _valid_actions(
             chat=system.roles[record.role].as_chat_turns,
         )
         for record in forest.records
-        # An empty label does not parse, and so gives no demonstration.
         if record.action is not None and not record.parse_error
     )
     return list(dict.fromkeys(demos))

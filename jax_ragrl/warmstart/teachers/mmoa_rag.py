@@ -101,7 +101,6 @@ def heuristic_demos(
             SELECTOR: render_selection(selection, system.document_word),
             GENERATOR: render_answer(question.answers[0]),
         }
-        # Without a selector the generator still gets the selected documents.
         chosen = tuple(passages[i] for i in selection)
         shown = Hits(passages if SELECTOR in system.roles else chosen, ())
         execution = Execution(system, question)
