@@ -192,8 +192,7 @@ def build_forest(
     failed_questions = tuple(sorted(failures))
     # Nodes of failed questions would have no reward; leaving them out renumbers all others.
     nodes = [i for i, r in enumerate(records) if r.question not in failures]
-    number = {old: new for new, old in enumerate(nodes)} | {NO_PARENT: NO_PARENT}
-    rows = [dataclasses.replace(records[i], parent=number[records[i].parent]) for i in nodes]
+    rows = reorder(records, nodes)
     leaf_N = np.array([r.role == LEAF for r in rows], bool)
     return Forest(
         questions=tuple(questions),

@@ -14,11 +14,10 @@ import pathlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jax_ragrl.config.ranges import Count, Natural
 from jax_ragrl.config.schema import build, one_of
-from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import (
@@ -61,7 +60,7 @@ from jax_ragrl.systems.baselines.examples import (
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.types import Hits, Question
+from jax_ragrl.types import Passage, Question
 from jax_ragrl.warmstart.unfinished import MODEL, claim_folder, open_unfinished, remove_unfinished
 
 Item = TypeVar("Item")
@@ -119,53 +118,37 @@ def load_finetune(values: Mapping[str, Any]) -> Finetune:
     return build(Finetune, with_default_index(values))
 
 
-class ExampleSource(NamedTuple):
-    """Data from which examples are built; `world` is set if the data are synthetic."""
-
-    questions: Sequence[Question]
-    retriever: Retriever
-    corpus: Corpus
-    world: World | None
-
-    def hits_of_questions(self, k: int) -> list[Hits]:
-        """Returns the top `k` passages for the text of each question."""
-        return search_all(self.retriever, [q.text for q in self.questions], k)
+# The system with the prompts of each kind of examples, from prompt style and `top_k`.
+EXAMPLES: Mapping[str, Callable[[str, int], Any]] = {
+    "vanilla": StandardRAG,
+    "robust": StandardRAG,
+    "explained": InstructRAG,
+}
 
 
-def _vanilla(run: Finetune, source: ExampleSource) -> list[ChatExample]:
-    hits = source.hits_of_questions(run.top_k)
-    return vanilla_examples(run.style, source.questions, hits, run.top_k)
-
-
-def _robust(run: Finetune, source: ExampleSource) -> list[ChatExample]:
-    hits, rng = source.hits_of_questions(DEPTH * run.top_k), random.Random(run.seed)
-    passages = source.corpus.passages
-    if not passages:
+def build_examples(
+    run: Finetune,
+    questions: Sequence[Question],
+    retriever: Retriever,
+    passages: Sequence[Passage],
+    world: World | None,
+) -> list[ChatExample]:
+    """Returns the examples of a run; `world` is set if the data are synthetic."""
+    is_robust = run.examples == "robust"
+    if is_robust and not passages:
         raise UserError(
             "examples robust needs a local corpus, from which it samples distractors: set "
             "data.files.corpus"
         )
-    return robust_examples(run.style, source.questions, hits, passages, run.top_k, rng)
-
-
-def _explained(run: Finetune, source: ExampleSource) -> list[ChatExample]:
-    writer = load_llm(run.writer, source.world, run.style, run.shapes)
-    hits = source.hits_of_questions(run.top_k)
-    return rationale_examples(run.style, source.questions, hits, run.top_k, writer)
-
-
-class ExampleKind(NamedTuple):
-    """How examples are built, and from prompt style and `top_k` the system of their prompts."""
-
-    build: Callable[[Finetune, ExampleSource], list[ChatExample]]
-    system: Callable[[str, int], Any]
-
-
-EXAMPLES: Mapping[str, ExampleKind] = {
-    "vanilla": ExampleKind(_vanilla, StandardRAG),
-    "robust": ExampleKind(_robust, StandardRAG),
-    "explained": ExampleKind(_explained, InstructRAG),
-}
+    depth = DEPTH * run.top_k if is_robust else run.top_k
+    results = search_all(retriever, [q.text for q in questions], depth)
+    if is_robust:
+        rng = random.Random(run.seed)
+        return robust_examples(run.style, questions, results, passages, run.top_k, rng)
+    if run.examples == "vanilla":
+        return vanilla_examples(run.style, questions, results, run.top_k)
+    writer = load_llm(run.writer, world, run.style, run.shapes)
+    return rationale_examples(run.style, questions, results, run.top_k, writer)
 
 
 def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
@@ -185,8 +168,7 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     corpus, questions, world = load_data(run.data, index_folder(run.index, out), run.index)
     retriever = load_retriever(corpus, run.index, out)
     decoder, tokenizer = load_policy(run.policy)
-    source = ExampleSource(questions["train"], retriever, corpus, world)
-    examples = EXAMPLES[run.examples].build(run, source)
+    examples = build_examples(run, questions["train"], retriever, corpus.passages, world)
     test = questions["test"][: run.test_questions]
     before = _accuracy(run, SplitModel.from_model(decoder), tokenizer, retriever, test)
     policy = prepare_imitation(run, decoder, (ANSWER,), run.steps)
@@ -300,5 +282,5 @@ def _accuracy(
     """Returns the F1, in percent, of the system of the examples, with a model as its generator."""
     reader = LocalLLM(model, tokenizer, run.shapes)
     environment = Environment(NoSampler(), retriever, reader, tokenizer.count)
-    result = evaluate(EXAMPLES[run.examples].system(run.style, run.top_k), questions, environment)
+    result = evaluate(EXAMPLES[run.examples](run.style, run.top_k), questions, environment)
     return round(100 * result.mean(METRIC), 2)

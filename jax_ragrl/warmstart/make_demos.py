@@ -15,11 +15,10 @@ Departures from the paper:
 from __future__ import annotations
 
 import collections
-import functools
 import pathlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import NoLLM
@@ -101,7 +100,7 @@ def make_demos(
     if _is_labels(writer):
         function = label_function(job, parts, writer.name, str(values.get("system")))
     else:
-        function = demo_function(job, parts, writer, source, reply_cache(out.parent))
+        function = rollout_function(job, parts, writer, source, reply_cache(out.parent))
     claim_output(out, demo_settings(values, writer, of), DEMO_OUTPUT)
     run_resumable(function, questions, out, DEMO_OUTPUT)
     return demo_summary(out)
@@ -119,84 +118,68 @@ def _is_labels(writer: WriterConfig) -> bool:
     return writer.name.partition(":")[0] == LABELS
 
 
-def demo_function(
+def rollout_function(
     job: Job,
     parts: Components,
     writer: WriterConfig,
     source: DemoSource,
     cache: pathlib.Path | None = None,
 ) -> DemoFunction:
-    """Returns the function that generates the demonstrations of some questions."""
+    """Returns the function that selects demonstrations from a language model's rollouts."""
     mesh = local_mesh(mesh_for(job))
     llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh, cache=cache)
     sampler = LLMActionSampler(llm, parts.tokenizer, writer.temperature)
-    return functools.partial(_rollout_demos, job, parts, source, sampler, writer.samples)
+    seeds: dict[str, Any] = {"seed": job.seed, "rollouts": writer.samples}
+
+    def results(questions: Sequence[Question]) -> ItemResults:
+        recorder = RecordingSampler(sampler)
+        environment: Environment = parts.environment(recorder)
+        forest = collect(source.system, source.expander, questions, environment, **seeds)
+        prompts = {ids: conversation(parts.tokenizer, r) for ids, r in recorder.prompts.items()}
+        demos = [demo.row() for demo in source.demos(forest, prompts)]
+        return ItemResults(demos, {questions[q].id: x for q, x in forest.errors().items()})
+
+    return results
 
 
 def label_function(job: Job, parts: Components, writer: str, name: str) -> DemoFunction:
     """Returns the function that labels some questions of the system `name`.
 
-    The writer is `labels`, or `labels:answer` for another rule of MMOA-RAG's selection.
+    The writer is `labels`, or `labels:answer` for another rule of MMOA-RAG's selection. A failed
+    search, of which one serves all the questions, is an error of each of them.
 
     Raises:
       UserError: there are no labels for the system, or none of that kind.
     """
     system, kind = innermost_system(job.recipe.system), writer.partition(":")[2]
-    if isinstance(system, MMOARAG):
-        return _all_or_none(functools.partial(_heuristic_demos, job, parts, system, kind or "both"))
-    if kind:
+    is_heuristic = isinstance(system, MMOARAG)
+    if kind and not is_heuristic:
         raise UserError(
             f"--writer {writer} is for system mmoa_rag, and this config has another system: "
             "use --writer labels"
         )
+    labeler = None if is_heuristic else labeler_of(name)
     llm = None if isinstance(parts.llm, NoLLM) else parts.llm
-    label = functools.partial(label_demos, job.recipe.system, labeler_of(name))
-    return _all_or_none(lambda questions: label(questions, parts.retriever, parts.tokenizer, llm))
 
-
-def _all_or_none(demos: Callable[[Sequence[Question]], Sequence[Demo]]) -> DemoFunction:
-    """Returns a function that reports a failed search as an error of each question."""
+    def demos(questions: Sequence[Question]) -> list[Demo]:
+        if labeler is not None:
+            outer = job.recipe.system
+            return label_demos(outer, labeler, questions, parts.retriever, parts.tokenizer, llm)
+        rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}
+        # Seeded by the first question, so that chunks have different orders of documents.
+        rng = random.Random(f"{job.seed} {questions[0].id}")
+        mmoa_rag, label = cast(MMOARAG, system), kind or "both"
+        return heuristic_demos(
+            mmoa_rag, questions, parts.retriever, rng, rewritings=rewritings, label=label
+        )
 
     def results(questions: Sequence[Question]) -> ItemResults:
         try:
             return ItemResults([demo.row() for demo in demos(questions)], {})
-        # One search serves the whole chunk, so its failure concerns every question.
         except EffectError as error:
             return ItemResults((), dict.fromkeys((q.id for q in questions), str(error)))
 
     return results
-
-
-def _heuristic_demos(
-    job: Job, parts: Components, system: MMOARAG, label: str, questions: Sequence[Question]
-) -> list[Demo]:
-    """Returns MMOA-RAG's labels; the metadata of questions may hold `rewritings`."""
-    rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}
-    # Seeded by the first question, so that chunks have different orders of documents.
-    rng = random.Random(f"{job.seed} {questions[0].id}")
-    return heuristic_demos(
-        system, questions, parts.retriever, rng, rewritings=rewritings, label=label
-    )
-
-
-def _rollout_demos(
-    job: Job,
-    parts: Components,
-    source: DemoSource,
-    writer: LLMActionSampler,
-    samples: int,
-    questions: Sequence[Question],
-) -> ItemResults:
-    """Returns the demonstrations of a language model's rollouts."""
-    recorder = RecordingSampler(writer)
-    environment: Environment = parts.environment(recorder)
-    forest = collect(
-        source.system, source.expander, questions, environment, seed=job.seed, rollouts=samples
-    )
-    prompts = {ids: conversation(parts.tokenizer, r) for ids, r in recorder.prompts.items()}
-    demos = [demo.row() for demo in source.demos(forest, prompts)]
-    errors = {questions[q].id: error for q, error in forest.errors().items()}
-    return ItemResults(demos, errors)
 
 
 def demo_summary(out: pathlib.Path) -> dict[str, Any]:

@@ -93,63 +93,57 @@ def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, WarmupTask]:
     return build(Warmup, values), WarmupTask(recipe.system, teacher, expander)
 
 
-def world_texts(seeds: range) -> Iterator[str]:
-    """Yields passages and questions of some worlds, for the training of a tokenizer."""
-    for seed in seeds:
-        world = generate(seed, 400)
-        yield from (f"{p.title}: {p.text}" for p in world.passages)
-        yield from (q.text for q in world.questions["train"])
-
-
 def batches(stream: Iterator[list[Example]], config: Warmup) -> Iterator[PackedRows]:
     """Yields batches of equal token count, each with rows of a single length."""
+    # Examples wait in a pool per row length until they fill a batch.
     pools: dict[int, list[Example]] = {length: [] for length in config.row_lengths}
     for i, examples in enumerate(stream):
-        # Examples wait in a pool per row length until they fill a batch.
         for example in examples:
             size = len(example.prompt) + len(example.target)
             length = next((b for b in config.row_lengths if size <= b), None)
             if length is not None:
                 pools[length].append(example)
-        yield from shuffled(random.Random(i), list(_full(pools, config)))
-
-
-def _full(pools: dict[int, list[Example]], config: Warmup) -> Iterator[PackedRows]:
-    for length, pool in pools.items():
-        count = config.tokens_per_step // length
-        while len(pool) >= count:
-            batch, _ = pack(pool[:count], count, length, prompt_weight=config.prompt_loss_weight)
-            del pool[:count]
-            yield batch
+        full = []
+        for length, pool in pools.items():
+            count = config.tokens_per_step // length
+            while len(pool) >= count:
+                own, weight = pool[:count], config.prompt_loss_weight
+                full.append(pack(own, count, length, prompt_weight=weight)[0])
+                del pool[:count]
+        yield from shuffled(random.Random(i), full)
 
 
 def initial_model(config: Warmup, out: pathlib.Path) -> tuple[Decoder, ChatTokenizer]:
-    """Returns the initial decoder and its tokenizer, which is saved in `out/tokenizer`."""
-    if (config.model is None) == (not config.policy):
+    """Returns the initial decoder and its tokenizer, which is saved in `out/tokenizer`.
+
+    A new decoder has equal query and key projections, so that heads attend to similar tokens from
+    the start. Simplified from Trockman and Kolter 2023, "Mimetic initialization of self-attention
+    layers".
+    """
+    sizes = config.model
+    if (sizes is None) == (not config.policy):
         raise UserError(
             "config has both or neither of model (sizes) and policy (a directory): set one of them"
         )
-    if config.model is None:
+    if sizes is None:
         model, tokenizer = load_policy(config.policy)
     else:
-        texts = world_texts(range(900_000, 900_006))
-        tokenizer = ChatTokenizer(train_tokenizer(texts, config.model.vocab_size))
-        model = fresh_model(config.model, config.seed)
+        worlds = [generate(seed, 400) for seed in range(900_000, 900_006)]
+        texts = (
+            text
+            for world in worlds
+            for text in (
+                *(f"{p.title}: {p.text}" for p in world.passages),
+                *(q.text for q in world.questions["train"]),
+            )
+        )
+        tokenizer = ChatTokenizer(train_tokenizer(texts, sizes.vocab_size))
+        model = Decoder(sizes, rngs=nnx.Rngs(config.seed))
+        # With grouped-query attention the shapes differ.
+        if sizes.num_heads == sizes.num_kv_heads:
+            model.layers["k_proj"].set_value(jnp.array(model.layers["q_proj"][...]))
     tokenizer.save(out / "tokenizer")
     return model, tokenizer
-
-
-def fresh_model(config: DecoderConfig, seed: int) -> Decoder:
-    """Returns a random decoder with equal query and key projections.
-
-    Heads then attend to similar tokens from the start. Simplified from Trockman and Kolter 2023,
-    "Mimetic initialization of self-attention layers".
-    """
-    model = Decoder(config, rngs=nnx.Rngs(seed))
-    # With grouped-query attention the shapes differ.
-    if config.num_heads == config.num_kv_heads:
-        model.layers["k_proj"].set_value(jnp.array(model.layers["q_proj"][...]))
-    return model
 
 
 def exact_fraction(

@@ -22,7 +22,7 @@ from jax_ragrl.run.models import load_policy
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart import finetune
-from jax_ragrl.warmstart.finetune import EXAMPLES, ExampleSource, batches, fine_tune, load_finetune
+from jax_ragrl.warmstart.finetune import EXAMPLES, batches, build_examples, fine_tune, load_finetune
 from tests.rollout.tape import ANN, Tape
 from tests.tiny import policy, tokenizer
 
@@ -92,11 +92,9 @@ def test_evaluation_uses_the_prompts_of_training(tmp_path, kind, first):
     run = load_finetune(values)
     corpus, questions, world = load_data(run.data)
     retriever = load_retriever(corpus, VectorIndex(kind="exact"), tmp_path)
-    examples = EXAMPLES[kind].build(
-        run, ExampleSource(questions["train"][:40], retriever, corpus, world)
-    )
+    examples = build_examples(run, questions["train"][:40], retriever, corpus.passages, world)
     tape = Tape({})
-    evaluate(EXAMPLES[kind].system(run.style, run.top_k), [ANN], tape.environment())
+    evaluate(EXAMPLES[kind](run.style, run.top_k), [ANN], tape.environment())
     prompts = [example.messages[-1].content for example in examples] + tape.prompts
     assert len(examples) > 5 and {prompt.partition("\n")[0] for prompt in prompts} == {first}
     assert all(prompt.count("\n") == 3 for prompt in prompts)  # equal numbers of passages

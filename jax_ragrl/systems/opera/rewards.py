@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from jax_ragrl.retrieval.measures import gains
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.runtime.records import declare
 from jax_ragrl.systems.opera.grammar import YES, Step, references
@@ -67,7 +68,8 @@ def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -
     )
     if is_assigned and len(decomposition) == goal.steps:
         names = names[goal.number : goal.number + 1]
-    relevant, total = first_named(passages, names), len(set(names))
+    relevant = tuple(map(bool, gains(names, passages)))
+    total = len(set(names))
     # 2. Find the answers of a middle step.
     is_middle = goal.number < goal.steps - 1
     answers = () if is_middle else question.answers
@@ -78,7 +80,7 @@ def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -
     elif is_middle:
         answers = object_of(goal, triples)
     # 3. Decide whether the passages contain them.
-    shown, gold = sum(first_named(passages, question.gold)), len(set(question.gold))
+    shown, gold = sum(gains(question.gold, passages)), len(set(question.gold))
     answerable = is_answerable(answers, passages, shown, gold, alone=goal.steps == 1)
     if is_middle and triples and any(relevant) and not answerable:
         # Triples have Wikidata's spelling, for example of a date, which a passage may not have.
@@ -103,16 +105,6 @@ def object_of(goal: SubGoal, triples: Sequence[Sequence[str]]) -> tuple[str, ...
         if cover_match_tokens(goal.text, (str(triple[0]),), punct="space")
     ]
     return tuple(objects) if len(objects) == 1 else ()
-
-
-def first_named(passages: Sequence[Passage], names: Sequence[str]) -> tuple[bool, ...]:
-    """Returns per passage whether it is the first one with some name (`Passage.names`)."""
-    remaining, first = set(names), []
-    for passage in passages:
-        new = passage.names & remaining
-        remaining -= new
-        first.append(bool(new))
-    return tuple(first)
 
 
 def is_answerable(
@@ -250,9 +242,9 @@ def ndcg(relevant: Sequence[bool], total: int) -> float:
     Järvelin and Kekäläinen 2002, with binary relevance. 0 if `total`, the number of relevant
     passages in the corpus, is 0 or the ranking is empty.
     """
-    gains = [1 / math.log2(i + 2) for i in range(len(relevant))]
-    ideal = sum(gains[:total])
-    dcg = sum(gain for gain, is_relevant in zip(gains, relevant, strict=True) if is_relevant)
+    discounts = [1 / math.log2(i + 2) for i in range(len(relevant))]
+    ideal = sum(discounts[:total])
+    dcg = sum(x for x, is_relevant in zip(discounts, relevant, strict=True) if is_relevant)
     return dcg / ideal if ideal else 0.0
 
 

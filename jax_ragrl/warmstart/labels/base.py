@@ -19,7 +19,7 @@ from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.llm_policy import conversation
 from jax_ragrl.rollout.system import System
-from jax_ragrl.rollout.tree import Action, Forest
+from jax_ragrl.rollout.tree import Action
 from jax_ragrl.run.evaluate import NoSampler
 from jax_ragrl.systems.baselines.standard import direct
 from jax_ragrl.systems.opera.expert_pool import RecordingSampler
@@ -106,7 +106,7 @@ def label_demos(
     tokenizer: ChatTokenizer,
     llm: FrozenLLM | None = None,
 ) -> list[Demo]:
-    """Returns the labeled actions of one rollout per question.
+    """Returns the distinct valid labels of one rollout per question.
 
     Without a language model, or if no label depends on it, no question counts as known.
 
@@ -126,25 +126,6 @@ def label_demos(
     recorder = RecordingSampler(LabelSampler(labeler, evidence, tokenizer))
     environment = Environment(recorder, retriever, Silence())
     forest = collect(system, single_chain, questions, environment)
-    return _valid_actions(system, forest, recorder, tokenizer)
-
-
-def known_questions(
-    llm: FrozenLLM, style: str, questions: Sequence[Question], retriever: Retriever
-) -> frozenset[str]:
-    """Returns the ids of the questions that a model answers right without passages (cover-EM)."""
-    environment = Environment(NoSampler(), retriever, llm)
-    forest = collect(direct(style), single_chain, questions, environment)
-    pairs = zip(questions, forest.leaves(), strict=True)
-    return frozenset(
-        q.id for q, leaf in pairs if leaf and cover_match_tokens(leaf.answer or "", q.answers)
-    )
-
-
-def _valid_actions(
-    system: System, forest: Forest, recorder: RecordingSampler, tokenizer: ChatTokenizer
-) -> list[Demo]:
-    """Returns a demonstration per distinct valid action of a forest."""
     demos = (
         Demo(
             forest.questions[record.question].id,
@@ -157,3 +138,15 @@ def _valid_actions(
         if record.action is not None and not record.parse_error
     )
     return list(dict.fromkeys(demos))
+
+
+def known_questions(
+    llm: FrozenLLM, style: str, questions: Sequence[Question], retriever: Retriever
+) -> frozenset[str]:
+    """Returns the ids of the questions that a model answers right without passages (cover-EM)."""
+    environment = Environment(NoSampler(), retriever, llm)
+    forest = collect(direct(style), single_chain, questions, environment)
+    pairs = zip(questions, forest.leaves(), strict=True)
+    return frozenset(
+        q.id for q, leaf in pairs if leaf and cover_match_tokens(leaf.answer or "", q.answers)
+    )
