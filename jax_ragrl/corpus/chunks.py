@@ -67,11 +67,7 @@ class Chunks:
 
 
 def parse_chunks(text: str) -> Chunks:
-    """Parses `SIZE` or `SIZE,OVERLAP`; the overlap is a fifth of the size unless it is given.
-
-    Raises:
-      UserError: the text is neither, or the sizes divide nothing.
-    """
+    """Parses `SIZE` or `SIZE,OVERLAP` (by default a fifth of it); `UserError` for other text."""
     match = re.fullmatch(r"(\d+)(?:,(\d+))?", text.replace(" ", ""))
     if match is None:
         raise UserError(f"chunk is {text!r}: give SIZE or SIZE,OVERLAP, such as 200,40")
@@ -112,21 +108,15 @@ def chunk_spans(text: str, spans: Sequence[Span], size: int, overlap: int) -> li
             break
         # Whole sentences are repeated; within a sentence that is longer than a chunk, words.
         at_sentence = sentences[bisect.bisect_left(sentences, end) % len(sentences)] == end
-        overlap_start = _first(
-            sentences if at_sentence else words, max(first + 1, end - overlap), end
-        )
-        first = end if overlap_start is None else overlap_start
+        starts = sentences if at_sentence else words
+        n = bisect.bisect_left(starts, max(first + 1, end - overlap))
+        first = min(starts[n], end) if n < len(starts) else end
     return chunks
 
 
 def _last(values: Sequence[int], low: int, high: int) -> int | None:
     n = bisect.bisect_right(values, high) - 1
     return values[n] if n >= 0 and values[n] >= low else None
-
-
-def _first(values: Sequence[int], low: int, high: int) -> int | None:
-    n = bisect.bisect_left(values, low)
-    return values[n] if n < len(values) and values[n] <= high else None
 
 
 def divide(passage: Passage, chunks: Chunks, units: Units) -> Iterator[Passage]:

@@ -26,10 +26,7 @@ from jax_ragrl.types import LLMRequest
 
 
 class WorldExecutors(WorldReader):
-    """A `WorldReader` that also handles the purposes in `EXECUTORS`.
-
-    Sub-questions with answers are parsed with the template `pair` of the prompt style.
-    """
+    """A `WorldReader` that also handles the purposes in `EXECUTORS`."""
 
     def complete(self, requests: Sequence[LLMRequest]) -> list[str]:
         """Returns one reply per request, in order."""
@@ -104,15 +101,13 @@ def summarise(style: str, prompt: str) -> str:
     if plan is None or not plan.compare:
         return pairs[-1][1] if pairs else UNKNOWN
     # By hop instead of by position: sub-questions may be in any order and any phrasing.
-    answers = {_hop(question): answer for question, answer in pairs if answer != UNKNOWN}
+    parsed = ((understand(question), answer) for question, answer in pairs if answer != UNKNOWN)
+    answers = {p.hops[0]: answer for p, answer in parsed if p and len(p.hops) == 1}
     return conclude(plan, [answers.get(hop) for hop in plan.hops])
 
 
 def explain(style: str, prompt: str) -> str:
-    """Lists the facts that lead to the answer, and the result of comparing them.
-
-    If the documents lack one of the facts, the reply is `UNKNOWN`.
-    """
+    """Lists the facts that lead to the answer, and the result of comparing them; or `UNKNOWN`."""
     plan = understand(question_of(prompt))
     document_facts = [facts_of(text) for _, text in parse_passages(style, prompt)]
     steps = resolve(plan, document_facts) if plan else []
@@ -147,12 +142,6 @@ def query_of(plan: Plan) -> str:
 def _ask(relation: str, subject: str) -> str:
     # Always the first phrasing: equal hops give equal sub-questions, and thus equal searches.
     return RELATIONS[relation].asks[0].format(subject)
-
-
-def _hop(question: str) -> tuple[str, str | None] | None:
-    """Returns the hop of a question with a single hop, else None."""
-    plan = understand(question)
-    return plan.hops[0] if plan and len(plan.hops) == 1 else None
 
 
 def _lines(parts: Sequence[str]) -> str:

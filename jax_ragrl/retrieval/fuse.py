@@ -20,11 +20,6 @@ from jax_ragrl.types import Hits, Passage
 RRF_K = 60  # of the paper, where other values hardly differ
 
 
-def reciprocal_ranks(hits: Hits) -> np.ndarray:
-    """Returns 1 / (60 + rank) per hit, float64 [K]."""
-    return 1.0 / (RRF_K + 1.0 + np.arange(len(hits.passages)))
-
-
 def scaled_scores(hits: Hits) -> np.ndarray:
     """Returns the scores of the hits scaled to 0 to 1, float64 [K]; equal scores all become 1."""
     scores_K = np.array(hits.scores, np.float64)
@@ -33,17 +28,13 @@ def scaled_scores(hits: Hits) -> np.ndarray:
 
 
 METHODS: Mapping[str, Callable[[Hits], np.ndarray]] = {
-    "rrf": reciprocal_ranks,
+    "rrf": lambda hits: 1.0 / (RRF_K + 1.0 + np.arange(len(hits.passages))),
     "weighted": scaled_scores,
 }
 
 
 def fuse(results: Sequence[Hits], weights: Sequence[float], method: str) -> Hits:
-    """Merges the hits of one query, best first.
-
-    Returns:
-      Every passage of the results once. Ties are in the order of the retrievers, then of ranks.
-    """
+    """Merges the hits of one query, best first; ties in the order of retrievers, then of ranks."""
     # The whole passage is the key: servers with another corpus may use the same ids.
     parts: dict[Passage, list[float]] = {}
     for hits, weight in zip(results, weights, strict=True):
@@ -78,8 +69,7 @@ class FusedRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
         """Returns up to `k` passages per query, best first.
 
-        A query that failed in one retriever fails: hits of the others alone would come from another
-        environment.
+        A query that failed in one retriever fails: the others alone are another environment.
         """
         check_depth(k)
         results = [retriever.search(queries, self.candidates) for retriever in self.retrievers]

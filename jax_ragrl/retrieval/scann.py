@@ -45,30 +45,19 @@ def _pybind() -> Any:
     return scann_ops_pybind
 
 
-def _brute_force(vectors_XD: np.ndarray) -> Any:
-    builder = _pybind().builder(vectors_XD, NEIGHBORS, "dot_product")
-    return builder.score_brute_force().build()
-
-
 def count_leaves(count: int) -> int:
     """Returns the number of leaves of the tree over `count` passages, after ScaNN's guide."""
     return round(math.sqrt(count))
 
 
-def default_setting(count: int) -> Setting:
-    """Returns the setting of an index that was not tuned for a recall."""
-    leaves = count_leaves(count)
-    return Setting(min(leaves, max(FEWEST_LEAVES, leaves // 10), MOST_LEAVES))
-
-
 def _tree_with_hashing(vectors_XD: np.ndarray) -> Any:
-    count = len(vectors_XD)
+    count, leaves = len(vectors_XD), count_leaves(len(vectors_XD))
     tree = (
         _pybind()
         .builder(vectors_XD, NEIGHBORS, "dot_product")
         .tree(
-            num_leaves=count_leaves(count),
-            num_leaves_to_search=default_setting(count).leaves,
+            num_leaves=leaves,
+            num_leaves_to_search=min(leaves, max(FEWEST_LEAVES, leaves // 10), MOST_LEAVES),
             # ScaNN draws random centers without a seed, but centers of k-means++ with a fixed seed:
             # equal vectors then give equal files, with any number of threads.
             random_init=False,
@@ -83,11 +72,7 @@ def _tree_with_hashing(vectors_XD: np.ndarray) -> Any:
 
 
 def build_scann(vectors_XD: np.ndarray, folder: pathlib.Path) -> None:
-    """Trains a searcher and writes it; brute force needs only the vectors and writes nothing.
-
-    Raises:
-      UserError: ScaNN is not installed.
-    """
+    """Trains a searcher and writes it (brute force: nothing); `UserError` without ScaNN."""
     _pybind()  # fail now if ScaNN is missing: the index could not be opened later
     if len(vectors_XD) < BRUTE_FORCE:
         return
@@ -121,8 +106,11 @@ class ScannSearcher:
     @classmethod
     def from_vectors(cls, vectors_XD: np.ndarray) -> ScannSearcher:
         """Builds a searcher over float32 [X, D] in memory."""
-        build = _brute_force if len(vectors_XD) < BRUTE_FORCE else _tree_with_hashing
-        return cls(build(np.ascontiguousarray(vectors_XD, np.float32)), len(vectors_XD))
+        count, vectors_XD = len(vectors_XD), np.ascontiguousarray(vectors_XD, np.float32)
+        if count >= BRUTE_FORCE:
+            return cls(_tree_with_hashing(vectors_XD), count)
+        builder = _pybind().builder(vectors_XD, NEIGHBORS, "dot_product")
+        return cls(builder.score_brute_force().build(), count)
 
     @classmethod
     def open(

@@ -131,12 +131,9 @@ class Nodes:
         first_ids = {*list(distinct)[: branching.follow]}
         # 3. The searches of the others may still be made, for rewards that read the passages.
         rest = [b._replace(is_followed=False) for ids, b in own.items() if ids not in first_ids]
-        searching = [
-            b
-            for b in rest
-            if branching.peek and all(isinstance(e, Search) for e in b.execution.effects)
-        ]
-        return [b for ids, b in own.items() if ids in first_ids] + searching
+        peeks = [b for b in rest if all(isinstance(e, Search) for e in b.execution.effects)]
+        followed = [b for ids, b in own.items() if ids in first_ids]
+        return followed + (peeks if branching.peek else [])
 
     def _advance_jointly(self, branch: Branch, replies: Sequence[EffectReply]) -> Branch:
         """Returns the branch after a call, or several effects; their actions form a chain."""

@@ -41,7 +41,6 @@ import functools
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -131,17 +130,6 @@ def _plan_error(plan: tuple[str, ...], first: bool, select_needs_search: bool) -
     return ""
 
 
-def plan_regex(
-    *, first: bool, select_needs_search: bool = False, executors: Collection[str] = EXECUTORS
-) -> str:
-    """Returns the regular expression of all legal plans, for the arguments of `parse_plan`."""
-    return "|".join(
-        render_plan(plan)
-        for plan in ((QDS,), (QDP,), *WORKFLOWS)
-        if set(plan) <= set(executors) and not _plan_error(plan, first, select_needs_search)
-    )
-
-
 def render_plan(plan: Sequence[str]) -> str:
     """Returns the planner's text for a plan."""
     return ",".join(plan)
@@ -162,10 +150,7 @@ MAX_PARTS = 4  # sub-questions; further ones are dropped
 
 
 def sub_questions(reply: str) -> tuple[str, ...]:
-    """Parses one sub-question per line, without list marks and emphasis.
-
-    A number at the start of a title, such as "1.5 million", stays.
-    """
+    """Parses one sub-question per line, without list marks; "1.5 million" keeps its number."""
     lines = (line.replace("**", "").strip() for line in reply.split("\n"))
     bare = (re.sub(r"^(\d{1,2}[.):](?!\d)|[-*](?=\s|$))\s*", "", line) for line in lines)
     return tuple(line for line in bare if line)
@@ -263,13 +248,11 @@ class MAOARAG:
         """The planner before and after its first legal plan, as two roles of one policy."""
         sampling, roles = Sampling(self.temperature, 1.0, self.max_tokens), {}
         for name in (PLANNER, SUB_PLANNER):
-            legal: dict[str, Any] = {
-                "first": name == PLANNER,
-                "select_needs_search": self.select_needs_search,
-                "executors": self.executors,
-            }
-            parse = functools.partial(parse_plan, **legal)
-            roles[name] = Role(name, parse, sampling, action_regex=plan_regex(**legal))
+            rules = {"first": name == PLANNER, "select_needs_search": self.select_needs_search}
+            parse = functools.partial(parse_plan, executors=self.executors, **rules)
+            own = [p for p in ((QDS,), (QDP,), *WORKFLOWS) if {*p} <= {*self.executors}]
+            legal = "|".join(render_plan(plan) for plan in own if not _plan_error(plan, **rules))
+            roles[name] = Role(name, parse, sampling, action_regex=legal)
         return roles
 
     def steps(self, question: Question) -> Steps:
@@ -283,8 +266,13 @@ class MAOARAG:
             for item, reply in zip(active, replies, strict=True):
                 # 2. A plan; after a malformed one the item keeps its step, and tries again.
                 if item.todo[0] == PLAN:
-                    if reply.valid:
-                        item.turn, item.todo = turns, steps_of(reply.args)
+                    if reply.valid and reply.args[0] in (QDS, QDP):
+                        item.turn, item.todo = turns, (*reply.args, AS)
+                    elif reply.valid:
+                        # DS before any R has nothing to select from.
+                        steps = enumerate(reply.args)
+                        todo = (s for n, s in steps if s != DS or R in reply.args[:n])
+                        item.turn, item.todo = turns, tuple(todo)
                     if reply.valid and not strategy:
                         strategy = render_plan(reply.args)
                         yield StrategyChoice(strategy)
@@ -360,14 +348,6 @@ def active_items(items: Sequence[Item], strategy: str) -> list[Item]:
 def answered(items: Sequence[Item]) -> list[Item]:
     """Returns the sub-questions with an answer."""
     return [item for item in items[1:] if item.answer is not None]
-
-
-def steps_of(plan: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the steps of a legal plan: a decomposition ends with the summary."""
-    if plan[0] in (QDS, QDP):
-        return (*plan, AS)
-    # DS before any R has nothing to select from.
-    return tuple(step for n, step in enumerate(plan) if step != DS or R in plan[:n])
 
 
 # --- Fixed workflows: one for every question (Chen et al. 2025, figure 3) -------------------------

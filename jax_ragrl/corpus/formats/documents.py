@@ -93,19 +93,15 @@ def document_files(path: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def slug(heading: str) -> str:
-    """Returns the anchor of a heading, as GitHub writes it: lower case, with hyphens."""
-    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
-
-
 def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
     """Yields the sections of a document that have text."""
     places, repeats, title = set[str](), Counter[str](), ""
     for section in READERS[file.suffix.lower()](file):
         # The first heading is the title of the document, as in most of them.
         title = title or section.heading
-        anchor = section.place or slug(section.heading)
-        # A repeated heading gets a number, as in the anchors of GitHub, that no other heading has.
+        # An anchor as GitHub writes it: lower case, with hyphens; repeated ones get a number.
+        plain = re.sub(r"[^\w\s-]", "", section.heading.strip().lower())
+        anchor = section.place or re.sub(r"\s", "-", plain)
         place = anchor
         while place in places:
             repeats[anchor] += 1

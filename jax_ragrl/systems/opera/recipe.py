@@ -66,7 +66,7 @@ from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.rollout.tree import Forest, Record
+from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.opera import rewards
 from jax_ragrl.systems.opera.expert_pool import load_pool
@@ -81,7 +81,6 @@ from jax_ragrl.systems.opera.mapgrpo import (
 from jax_ragrl.systems.opera.system import ROLES, Opera
 from jax_ragrl.systems.opera.world import WorldExpert, read_gold
 from jax_ragrl.text.metrics import exact_match
-from jax_ragrl.types import Question
 
 PLAN_REWARDS = {"paper": rewards.plan_reward, "code": rewards.plan_reward_code}
 WORLD = "world"
@@ -134,10 +133,7 @@ class Settings:
 
 
 def role_rewards(forest: Forest, settings: Settings) -> np.ndarray:
-    """Returns each action's reward by its role, and exact match on leaves, float32 `[N]`.
-
-    The success of a plan is the mean exact match of the rollouts that execute it.
-    """
+    """Returns each action's reward by its role, and exact match on leaves, float32 `[N]`."""
     reward_N = answer_rewards(forest, exact_match)
     # Read the mean over leaves first: the loop below overwrites the rewards of actions.
     success_N, _ = reachable_leaves(forest, reward_N)
@@ -150,20 +146,16 @@ def role_rewards(forest: Forest, settings: Settings) -> np.ndarray:
             score, success = PLAN_REWARDS[settings.plan_reward], float(success_N[node])
             reward_N[node] = score(question.text, record.parsed, success, settings.min_plan_steps)
         else:
-            reward_N[node] = step_reward(question, record, settings)
+            action, state, gold_of = record.parsed, record.state, GOLD[settings.gold]
+            subgoal, power = state.latest(rewards.SubGoal), settings.ndcg_power
+            assert action is not None
+            if record.role == ANALYSIS:
+                gold = gold_of(question, subgoal, state.candidates)
+                reward_N[node] = rewards.analysis_reward(action, gold)
+            else:
+                gold = gold_of(question, subgoal, record.passages)
+                reward_N[node] = rewards.rewrite_reward(action, gold, power)
     return reward_N
-
-
-def step_reward(question: Question, record: Record, settings: Settings) -> float:
-    """Returns the reward of an analysis or a rewritten query, by the sub-goal of its search."""
-    action, state, gold_of = record.parsed, record.state, GOLD[settings.gold]
-    assert action is not None
-    subgoal = state.latest(rewards.SubGoal)
-    if record.role == ANALYSIS:
-        gold = gold_of(question, subgoal, state.candidates)
-        return rewards.analysis_reward(action, gold)
-    gold = gold_of(question, subgoal, record.passages)
-    return rewards.rewrite_reward(action, gold, settings.ndcg_power)
 
 
 # Cached: an expander is built for every step, and a pool has 30,000 lines.
@@ -200,10 +192,7 @@ def groups(trained_roles: frozenset[str], settings: Settings) -> Expander:
 
 
 def recipe(settings: Settings) -> Recipe:
-    """Returns MAPGRPO: groups of one role's decisions, its own reward, centered in the group.
-
-    `objective.advantage=group_normalised` divides by the deviation of the group, as GRPO does.
-    """
+    """Returns MAPGRPO: groups of one role's decisions, its own reward, centered in the group."""
     reward = functools.partial(role_rewards, settings=settings)
     base = Recipe(settings.system, reward, compare=over_answers, metric="em")
     # Single actions leave nothing to compare at a decision: compare whole rollouts.
