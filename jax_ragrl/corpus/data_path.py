@@ -44,11 +44,7 @@ def data_path(name: str | pathlib.Path) -> pathlib.Path:
 
 
 def data_file(path: str | pathlib.Path) -> pathlib.Path:
-    """Returns a path on this machine, or the packaged file that a name such as `nq:train` means.
-
-    Raises:
-      UserError: there is no such packaged file, or the path is not local (see `schema.local`).
-    """
+    """Returns a path, or the packaged file that `nq:train` means; `UserError` if it is missing."""
     match = PACKAGED.fullmatch(str(path))
     if match is None:
         return local(path)

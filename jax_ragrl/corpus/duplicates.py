@@ -39,11 +39,7 @@ def duplicates(passages: Iterable[Passage]) -> list[tuple[int, int]]:
 
 
 def report_duplicates(corpus: Corpus) -> dict[str, Any]:
-    """Counts passages that repeat an earlier one, with a line on stderr if there are any.
-
-    Returns:
-      `exact`, the number of copies, and `examples`, pairs of ids.
-    """
+    """Counts copies of passages (`exact`), with pairs of ids (`examples`) and a line on stderr."""
     copies = duplicates(corpus.passages)
     passages = corpus.passages
     examples = [[passages[n].id, passages[m].id] for n, m in copies[:EXAMPLES]]

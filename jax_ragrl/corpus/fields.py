@@ -26,11 +26,7 @@ NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """Parses `question=Q,answer=A`, the names of fields in a file.
-
-    Raises:
-      UserError: a part is not `FIELD=NAME`, or the field is unknown.
-    """
+    """Parses `question=Q,answer=A`, names of fields in a file; `UserError` for other text."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     fields = {name.strip(): value.strip() for name, _, value in pairs}
     check_fields(fields)

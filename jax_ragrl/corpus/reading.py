@@ -43,11 +43,7 @@ AS_IS = Reading()  # the file as it is
 
 
 def source_of(path: pathlib.Path, reading: Mapping[str, Any] = store.NO_READING) -> list[Any]:
-    """Returns names, sizes and modification times of files, or of those below a folder.
-
-    Raises:
-      UserError: a file does not exist.
-    """
+    """Returns names, sizes and modification times of files; `UserError` if one is missing."""
     stats = []
     for top in data_files(path):
         if not top.exists():

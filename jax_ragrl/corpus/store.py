@@ -108,11 +108,7 @@ def open_passages(folder: pathlib.Path, source: Any) -> StoredPassages | None:
 
 
 def reading_of(folder: pathlib.Path, source: Sequence[Any]) -> dict[str, Any]:
-    """Returns how the passages of a folder were read from a file, see `Reading.describe`.
-
-    Args:
-      source: of the file, see `source_of`, as if it was read as it is.
-    """
+    """Returns how passages were read from a `source` (of `source_of`), see `Reading.describe`."""
     try:
         sources = _read(folder)["sources"]
     except (OSError, ValueError):

@@ -222,11 +222,7 @@ def former_facts(
 def write_passages(
     rng: random.Random, facts: Facts, kinds: Mapping[str, str]
 ) -> tuple[list[Passage], dict[tuple[str, str], str]]:
-    """Writes one passage per cluster of facts.
-
-    Returns:
-      The passages, and the id of the passage that contains each fact (entity, relation).
-    """
+    """Writes a passage per cluster of facts; returns them, and the passage id of each fact."""
     passages: list[Passage] = []
     source: dict[tuple[str, str], str] = {}
     for name, objects in facts.items():
@@ -280,10 +276,7 @@ def _draft(
 def chain(
     rng: random.Random, part: Part, facts: Facts, hops: int, last: Sequence[str] = ()
 ) -> Question | None:
-    """Draws a chain of `hops` relations from a random entity; None if it visits an entity twice.
-
-    The relations in `last` can only end a chain.
-    """
+    """Draws a chain of `hops` relations; None if it visits an entity twice. `last` ones end it."""
     start = pick(rng, part[pick(rng, ("film", "person", "company", "city"))])
     phrase, at, visited, steps, pairs, relation = start, start, {start}, [], [], ""
     for hop in range(hops):

@@ -35,11 +35,7 @@ from jax_ragrl.types import Question
 
 
 class BuildContext(NamedTuple):
-    """Inputs from which the systems of a table are built, see `TableSettings`.
-
-    The environment has no sampler, because each system brings its own policies; `train` may be
-    empty.
-    """
+    """Inputs from which the systems of a table are built; each brings its own sampler."""
 
     style: str
     top_k: int

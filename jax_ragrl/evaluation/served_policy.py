@@ -44,10 +44,7 @@ def served_policy(
 
 
 def few_shots(demos: Sequence[Demo], count: int) -> dict[str, tuple[Message, ...]]:
-    """Returns the first demonstrations of each role, as turns of the user and the assistant.
-
-    Only actions whose prompt is a single user turn serve as examples.
-    """
+    """Returns the first demonstrations of each role whose prompt is a single user turn."""
     shots: dict[str, tuple[Message, ...]] = {}
     for demo in demos:
         own = shots.get(demo.role, ())

@@ -75,10 +75,7 @@ class DataSet(NamedTuple):
 
 
 def parse_data(text: str) -> DataSet:
-    """Parses `[NAME=]QUESTIONS[@CORPUS]`.
-
-    The default name is that of `set_name`; QUESTIONS and CORPUS are names as in `data_path`.
-    """
+    """Parses `[NAME=]QUESTIONS[@CORPUS]`, two names as in `data_path`; see `set_name`."""
     name, equals, files = text.partition("=")
     match = FILES.fullmatch(files if equals else text)
     assert match, "the pattern matches every text"
@@ -219,10 +216,7 @@ def _load_passages(settings: TableSettings, data: DataSet, workdir: pathlib.Path
 
 
 def _passages_of(settings: TableSettings, data: DataSet, workdir: pathlib.Path) -> dict[str, str]:
-    """Identifies the corpus of a set, or the index if `--index` is of this corpus.
-
-    Empty if a server searches; `table.json` holds its address.
-    """
+    """Identifies the corpus of a set, or its index if `--index` is; empty if a server searches."""
     if data.corpus is None:
         return {}
     if not _is_indexed(settings, data):
@@ -325,10 +319,7 @@ def load_cells(file: pathlib.Path) -> dict[tuple[str, str], Cell]:
 
 
 def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
-    """The table in Markdown, its intervals, the differences to its first row, and its errors.
-
-    The cells are by set and system; missing ones are shown as "…".
-    """
+    """The table in Markdown, its intervals, the differences to its first row, and its errors."""
     rows: dict[str, dict[str, Any]] = {}  # by set
     for data in sets:
         own = with_differences({name: cells.get((data, name), {}) for name in systems})

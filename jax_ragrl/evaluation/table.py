@@ -202,10 +202,7 @@ def with_differences(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
 
 def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retriever:
-    """Opens the search server or the existing index of a table.
-
-    `llm` loads the frozen language model, for an index that it reranks.
-    """
+    """Opens the search server or the existing index of a table; `llm` is loaded to rerank."""
     corpus, folder = settings.corpus, settings.index_folder
     if settings.retriever and not (corpus or folder):
         return server_retriever(parse_index(settings.retriever), None)
@@ -242,11 +239,7 @@ def load_models(settings: TableSettings) -> TableModels:
 
 
 def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> FrozenLLM:
-    """Loads the frozen language model of a table; `load` loads a local one of these shapes.
-
-    Raises:
-      UserError: a world's reader cannot be combined with the other settings.
-    """
+    """Loads the frozen model of a table; `UserError` if a world's reader does not fit the style."""
     if settings.llm.startswith(READER):
         if settings.style == "tiny" and not settings.int8:
             return load_reader(settings.llm)
@@ -356,11 +349,7 @@ def build_system(
 def load_run_system(
     run: RunCheckpoint, overrides: Sequence[str] = ()
 ) -> tuple[System, PolicySampler]:
-    """Loads the system of a run's config and the policies of a checkpoint.
-
-    The retriever and the frozen language model come from the table; for `overrides` see
-    `TableSettings`.
-    """
+    """Loads the system of a run's config, and the policies of a checkpoint."""
     values = load_saved_config(run.folder / "config.json")
     # The checkpoint has the policies of the original job; the modified job only acts with them.
     job, acting = load_job(values), job_with_overrides(values, overrides)

@@ -31,11 +31,7 @@ class MeteredReply(str):
 
 
 def without_thoughts(replies: Sequence[str | EffectError]) -> list[str | EffectError]:
-    """Removes the reasoning of models that think from their replies.
-
-    Systems and judges read replies in this form; the token counts of metered replies still include
-    the reasoning.
-    """
+    """Removes the reasoning of models that think from their replies, not from their counts."""
     return [
         reply if isinstance(reply, EffectError) else _without_thought(reply) for reply in replies
     ]

@@ -93,10 +93,7 @@ def _open(file: pathlib.Path) -> sqlite3.Connection:
 
 
 def read_cache(file: pathlib.Path) -> tuple[list[tuple[Any, ...]], set[str]]:
-    """Returns key, text, prompt and completion tokens of each reply of a cache; and the settings.
-
-    These are the distinct models and sampling parameters of the requests, as JSON.
-    """
+    """Returns key, text, prompt and completion tokens of each reply, and all settings as JSON."""
     try:
         address = f"{file.absolute().as_uri()}?mode=ro"  # a wrong name creates no file
         with contextlib.closing(sqlite3.connect(address, WAIT, uri=True)) as database:

@@ -136,11 +136,7 @@ def best_positive(scores_X: np.ndarray, k: int) -> np.ndarray:
 
 
 def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> BM25Retriever:
-    """Counts the words of a corpus, writes an index in place of an existing one, and opens it.
-
-    Raises:
-      UserError: a package is not installed, or no passage has a word.
-    """
+    """Writes an index in place of an existing one, and opens it; `UserError` if it has no word."""
     folder = pathlib.Path(folder)
     library, analyzer = _bm25s(), Analyzer(index.language)
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,11 +169,7 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
 
 
 def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
-    """Opens an index with the corpus for which it was built.
-
-    Raises:
-      UserError: no index of this kind, another corpus, missing or damaged files.
-    """
+    """Opens an index; `UserError` if it is of another kind or corpus, or has damaged files."""
     folder, library = pathlib.Path(folder), _bm25s()
     description = read_description(folder)
     check_corpus(folder, description, corpus)
@@ -197,11 +189,7 @@ def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
 def open_or_build_bm25(
     corpus: Corpus, index: BM25Index, folder: pathlib.Path | str, *, may_build: bool = True
 ) -> BM25Retriever:
-    """Opens the index of a folder; builds it first if there is none.
-
-    Raises:
-      UserError: the index in the folder has other settings, or is missing and may not be built.
-    """
+    """Opens the index of a folder, or builds it; `UserError` if it has other settings."""
     folder = pathlib.Path(folder)
     if may_build and not (folder / FILE).exists():
         return build_bm25(corpus, index, folder)

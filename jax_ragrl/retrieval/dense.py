@@ -24,11 +24,7 @@ class Searcher(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DenseRetriever:
-    """Searches a corpus with an encoder and a searcher.
-
-    `build` is the SHA-256 of a trained searcher's files and its setting; empty if the hits depend
-    on the vectors alone.
-    """
+    """Searches with an encoder and a searcher; `build` is the SHA-256 of a trained one or empty."""
 
     corpus: Corpus
     encoder: Encoder

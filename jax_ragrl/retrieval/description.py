@@ -29,11 +29,7 @@ VECTOR_FACTS = {"encoder": dict, "dimension": int}
 
 
 def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
-    """Reads `index.json` of an index folder.
-
-    Raises:
-      UserError: the folder holds no index, or its description is damaged.
-    """
+    """Reads `index.json` of a folder; raises `UserError` if it holds no complete index."""
     path = pathlib.Path(folder) / FILE
     try:
         description = loads(path.read_bytes())
@@ -82,11 +78,7 @@ def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corp
 
 
 def files_folder(folder: pathlib.Path | str) -> pathlib.Path:
-    """Returns the folder with the files of an index, which `index.json` names.
-
-    Raises:
-      UserError: the folder holds no index.
-    """
+    """Returns the folder with the files of an index; errors as `read_description`."""
     return pathlib.Path(folder) / read_description(folder).get(VERSION, "")
 
 

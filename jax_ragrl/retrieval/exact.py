@@ -180,11 +180,7 @@ def stream_rows(device: Any) -> int:
 
 
 def most_queries(size: int, stream: int) -> int:
-    """Returns the number of queries per call for a device with `size` vectors.
-
-    It is the largest power of two whose scores of a block of `stream` passages fit `SCORE_BYTES`;
-    batches are padded to it.
-    """
+    """Returns the most queries, a power of two, whose scores of a block fit `SCORE_BYTES`."""
     room = SCORE_BYTES // (4 * min(size, stream))
     return min(MAX_QUERIES, 1 << max(room.bit_length() - 1, 0))
 
@@ -193,10 +189,9 @@ class ExactSearcher:
     """Exact search over vectors on the devices of this process; few vectors use one device."""
 
     def __init__(self, vectors_XD: Any, scale_X1: Any = None):
-        """Divides the vectors among the devices, which get them with the first search.
+        """Divides the vectors (float32, bfloat16, or codes with scales) among the devices.
 
-        `vectors_XD` is float32 or bfloat16, or the codes of `Quantized` if there are scales: an
-        array or a `MappedArray`, of which the host holds one device's part at a time.
+        They get them with the first search; of a `MappedArray` the host holds one part at a time.
         """
         count = vectors_XD.shape[0]
         # Few vectors stay on few devices: each further device adds the overhead of a call.

@@ -69,10 +69,7 @@ PROBES, MAX_DISTANCE = 16, 0.4
 
 
 def _check_vectors(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.ndarray:
-    """Returns imported vectors as [X, D]; they may have been flat, [X * D].
-
-    Raises `UserError` if they do not match the corpus and the encoder, judged by a few passages.
-    """
+    """Returns imported vectors as [X, D], also flat ones, if a few match corpus and encoder."""
     expected = (len(corpus), encoder.dimension)
     if vectors.shape not in (expected, (len(corpus) * encoder.dimension,)):
         raise UserError(
@@ -209,11 +206,7 @@ def _identity(description: dict[str, Any]) -> dict[str, Any]:
 def open_index(
     folder: pathlib.Path | str, corpus: Corpus, encoder: Encoder | None = None
 ) -> DenseRetriever:
-    """Opens an index with the corpus for which it was built, and the encoder that it names.
-
-    Raises:
-      UserError: no index, another corpus (the error names both fingerprints), another encoder.
-    """
+    """Opens an index; raises `UserError` if it is of another corpus or another encoder."""
     folder = pathlib.Path(folder)
     description = read_description(folder)
     check_corpus(folder, description, corpus)
@@ -230,11 +223,7 @@ def open_index(
 
 
 def stored_corpus(folder: pathlib.Path) -> Corpus:
-    """Opens the passages that an index folder stores; they are memory-mapped.
-
-    Raises:
-      UserError: the folder holds no index, or no passages.
-    """
+    """Opens the passages that an index folder stores; raises `UserError` if it has none."""
     description = read_description(folder)  # a folder without an index is another error
     try:
         passages = StoredPassages(files_folder(folder) / PASSAGES)
@@ -315,10 +304,7 @@ def _owner(folder: pathlib.Path) -> str:
 
 
 def stored_reading(path: pathlib.Path, folder: pathlib.Path) -> Reading:
-    """Returns how a file was read for an index, so that opening it works without options.
-
-    A line on stderr names it. For another file it is `AS_IS`.
-    """
+    """Returns how a file was read for an index, with a line on stderr; `AS_IS` for another file."""
     parts = store.reading_of(passages_folder(folder), source_of(path))
     if not parts:
         return AS_IS
@@ -339,11 +325,7 @@ def units_of(name: str) -> Units:
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
-    """Loads an encoder: `hashed`, `minilm`, or the folder or name of a text encoder.
-
-    Raises:
-      UserError: the folder holds no such model, or MiniLM's package is not installed.
-    """
+    """Loads an encoder: `hashed`, `minilm`, a folder or a name; `UserError` if there is none."""
     if name != HASHED_WORDS:
         return load_encoder(name, **prefixes)
     if any(prefixes.values()):

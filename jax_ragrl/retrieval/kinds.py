@@ -231,11 +231,7 @@ Index = (
 
 
 def parse_retriever(text: str) -> SingleIndex:
-    """Parses a retriever that is given as one word, see `PipelineIndex`.
-
-    Raises:
-      UserError: the word is empty, or an engine needs its address.
-    """
+    """Parses a retriever that is one word, see `PipelineIndex`; `UserError` if it is empty."""
     name, _, url = text.partition("@")
     if name == "searxng":
         return SearxngIndex(url)
@@ -247,11 +243,7 @@ def parse_retriever(text: str) -> SingleIndex:
 
 
 def parse_local_index(text: str) -> LocalIndex:
-    """Parses an index on this machine that is given as one word: `bm25`, or an encoder.
-
-    Raises:
-      UserError: the word is empty.
-    """
+    """Parses a local index, `bm25` or an encoder; `UserError` if the word is empty."""
     if not text:
         raise UserError("a retriever is empty: give bm25, hashed, minilm or the folder of a model")
     return BM25Index() if text == "bm25" else VectorIndex(text)

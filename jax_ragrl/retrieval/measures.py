@@ -23,11 +23,7 @@ def names_of(passages: Iterable[Passage]) -> set[str]:
 
 
 def recall_at(gold: Sequence[str], passages: Sequence[Passage], k: int) -> float:
-    """Computes the share of distinct gold names among ids and titles of the first k passages.
-
-    Args:
-      gold: ids or titles of the gold passages, at least one.
-    """
+    """Computes the share of distinct gold names among ids and titles of the first k passages."""
     return len(names_of(passages[:k]) & set(gold)) / len(set(gold))
 
 
@@ -68,11 +64,7 @@ def measure(gold: Sequence[str], passages: Sequence[Passage]) -> dict[str, float
 
 
 def answers_in(answers: Sequence[str], passages: Sequence[Passage]) -> dict[str, float]:
-    """Returns whether an answer occurs, as whole tokens, in the first k passages with their titles.
-
-    Returns:
-      `{"answer_recall@2": 1.0, ...}`, one entry for each of `KS`.
-    """
+    """Returns by `answer_recall@k` whether one of the first k passages has an answer, for `KS`."""
     hits = [cover_match_tokens(f"{p.title} {p.text}", answers) for p in passages[: max(KS)]]
     return {f"answer_recall@{k}": max(hits[:k], default=0.0) for k in KS}
 
@@ -100,10 +92,7 @@ def recall_by_hop(question: Question, passages: Iterable[Passage]) -> list[float
 
 
 def missing_gold(questions: Iterable[Question], passages: Iterable[Passage]) -> list[str]:
-    """Returns the gold names that name no passage (`Passage.names`), in order.
-
-    No search can return them, so that they bound every recall. Reads all passages once.
-    """
+    """Returns the gold names that name no passage (`Passage.names`), in order."""
     missing = dict.fromkeys(name for question in questions for name in question.gold)
     for passage in passages:
         for name in passage.names:

@@ -53,10 +53,7 @@ def _mean(compute: Measure, questions: Sequence[Question], results: Results) -> 
 
 
 def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[str, int]:
-    """Counts distinct `gold` names, and as `gold_missing` those that no id or title equals.
-
-    A line on stderr names one that is missing.
-    """
+    """Counts distinct `gold` names, and as `gold_missing` (with a warning) those of no passage."""
     missing = missing_gold(questions, corpus.passages)
     count = len({name for question in questions for name in question.gold})
     if missing:
@@ -70,10 +67,7 @@ def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[s
 
 
 def report_gold(retriever: Retriever, questions: Sequence[Question]) -> dict[str, int]:
-    """Reports gold that the corpus of a retriever lacks, see `report_missing_gold`.
-
-    Empty for questions without gold, and for a server, whose corpus is unknown.
-    """
+    """As `report_missing_gold`; empty for questions without gold, and for a server."""
     corpus = next(corpora_of(retriever), None)
     if corpus is None or not any(question.gold for question in questions):
         return {}

@@ -106,11 +106,7 @@ class RemoteRetriever:
 
 
 def read_result(content: bytes, place: str, queries: int, k: int) -> list[Hits | EffectError]:
-    """Returns the hits per query in the body of a reply, or an error for hits of another form.
-
-    Raises:
-      ValueError: the body has another form.
-    """
+    """Returns the hits per query of a reply, or their error; `ValueError` for another body."""
     body = loads(content)
     result = body.get("result") if isinstance(body, dict) else None
     if not isinstance(result, list) or len(result) != queries:

@@ -64,11 +64,7 @@ class ShardWriter:
     """Writes shards of an array and records what each holds; several processes may write."""
 
     def __init__(self, folder: pathlib.Path, identity: str) -> None:
-        """Opens an array that `create` has made.
-
-        Args:
-          identity: the result of `create`.
-        """
+        """Opens an array that `create` has made, which returned the `identity`."""
         self.folder, self._identity = folder, identity
         self._store = tensorstore.open(_spec(folder)).result()
 
@@ -84,11 +80,7 @@ class ShardWriter:
         return [n for n in numbers if not _is_whole(self.folder, n, self._identity)]
 
     def write(self, number: int, rows_SD: np.ndarray) -> None:
-        """Writes a shard, and then its record.
-
-        Args:
-          rows_SD: floats [S, D] or integers, which are cast to the dtype of the array.
-        """
+        """Writes a shard [S, D], cast to the dtype of the array, and then its record."""
         shard = shards(self.shape[0])[number]
         dtype = self._store.dtype.numpy_dtype
         self._store[shard].write(rows_SD.astype(dtype, copy=False)).result()
@@ -178,11 +170,7 @@ class MappedArray:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Opens the array.
-
-        Raises:
-          UserError: the header cannot be read, or a shard is missing or has another size.
-        """
+        """Opens the array; raises `UserError` if the header or a shard is missing or damaged."""
         self._folder, self._lock, self._is_checked = folder, threading.Lock(), False
         try:
             self._read_header(_read_json(folder / HEADER))

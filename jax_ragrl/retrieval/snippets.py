@@ -30,11 +30,7 @@ BOLD = Marks("\x1b[1m", "\x1b[0m")  # ANSI, for terminals
 
 
 def clean(text: str) -> str:
-    """Returns a text on one line without control characters.
-
-    Passages come from anywhere: an escape sequence could change the title of a terminal, or hide
-    text, and a bidirectional override could reverse a line.
-    """
+    """Returns a text on one line without control characters, which a terminal would obey."""
     line = " ".join(text.split())
     kinds = ((c, unicodedata.category(c)) for c in line)
     # C: control, format, surrogate, private and unassigned characters.

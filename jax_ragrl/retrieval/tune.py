@@ -78,10 +78,7 @@ def tenth_scores(vectors_XD: np.ndarray, own_Q: np.ndarray) -> np.ndarray:
 def recall_of_others(
     searcher: ScannSearcher, vectors_XD: np.ndarray, own_Q: np.ndarray, tenth_Q: np.ndarray
 ) -> float:
-    """Returns the recall of the ten nearest other passages of `own_Q`, given `tenth_scores`.
-
-    A hit counts by its score, because equal passages are equally good hits.
-    """
+    """Returns the recall of the ten nearest others of `own_Q`; a hit counts by its score."""
     scores_QK, index_QK = searcher.search(vectors_XD[own_Q], K + 1)
     # Scores are on a grid, and the last bits of a product depend on its order.
     is_near_QK = scores_QK >= tenth_Q[:, None] - 2 / GRID

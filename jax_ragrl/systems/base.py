@@ -89,10 +89,7 @@ def masked_credit(
 
 
 def check_group_size(key: str, count: int) -> None:
-    """Raises `UserError` if the group size `count`, the value of the recipe key `key`, is below 2.
-
-    The only member of a group is compared with itself, so every advantage would be 0.
-    """
+    """Raises `UserError` if the recipe key `key` has a group size below 2: nothing to compare."""
     if count < 2:
         raise UserError(
             f"recipe has {key} {count}, but a group of one has no other member to be compared "

@@ -35,11 +35,7 @@ PAPERS: Mapping[str, str] = {
 
 
 def system_module(name: str) -> Any:
-    """Returns the module of a system: a key of `PAPERS`, or any dotted name.
-
-    Raises:
-      UserError: there is no such module, or importing it fails.
-    """
+    """Returns the module of a system; raises `UserError` if there is none or importing it fails."""
     try:
         return importlib.import_module(f"jax_ragrl.systems.{name}" if name in PAPERS else name)
     except (ImportError, ValueError) as error:
@@ -52,8 +48,7 @@ def system_module(name: str) -> Any:
 def known_faults(system: str = "") -> dict[str, str]:
     """Returns the kinds of malformed actions and early ends, each with a sentence, by the alphabet.
 
-    A class of a system declares its own as `FAULTS`. `system` is one besides those of the package;
-    one that cannot be imported here is left out.
+    `system` is one besides those of the package; it is left out if it cannot be imported.
     """
     found = dict(FAULTS)
     names = [m.name for m in pkgutil.iter_modules(baselines.__path__, f"{baselines.__name__}.")]

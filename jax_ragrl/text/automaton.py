@@ -218,11 +218,7 @@ def follow(
 
 
 def merge(automata: Sequence[TokenAutomaton]) -> tuple[TokenAutomaton, tuple[int, ...]]:
-    """Merges automata over one vocabulary into one table.
-
-    Returns:
-      The automaton, and the state in which each of `automata` starts. They share the state `FREE`.
-    """
+    """Merges automata of one vocabulary, which share `FREE`; returns the start of each, too."""
     classes_ZC, class_V = np.unique([a.class_V for a in automata], axis=1, return_inverse=True)
     tables: list[list[np.ndarray]] = [[], []]
     starts, offset = [], 0

@@ -70,11 +70,7 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Transformers' environment of chat templates, with a budget.
-
-    Args:
-      step: the cost of an iteration or a call, which may write all text of the template once.
-    """
+    """Transformers' environment of chat templates, with a budget: a loop or a call costs `step`."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 

@@ -25,11 +25,7 @@ def visible(without: str = "") -> str:
 
 
 def line(without: str = "", first: str = "") -> str:
-    """Returns a pattern of one line of text that is not empty and begins with a visible character.
-
-    Args:
-      without: characters that the line lacks.
-    """
+    """Returns a pattern of a line that begins with a visible character, `without` some others."""
     return f"{visible(without + first)}{character(without)}*"
 
 

@@ -27,11 +27,7 @@ def _folder(style: str) -> Traversable:
 
 @functools.cache
 def template(style: str, name: str) -> string.Template:
-    """Returns the template `<name>.txt` of a style.
-
-    Raises:
-      UserError: there is no such file.
-    """
+    """Returns the template `<name>.txt` of a style; raises `UserError` if there is none."""
     file = _folder(style) / f"{name}.txt"
     if not file.is_file():
         raise UserError(

@@ -71,11 +71,7 @@ def spoken_text(reply: str) -> str:
 
 
 def _end_of_blocks(text: str, depth: int) -> int:
-    """Returns where the block ends that begins a text; 0 without one.
-
-    Args:
-      depth: 1 if the block has been opened before the text, otherwise 0.
-    """
+    """Returns where the block ends that begins a text; `depth` is 1 if it is open before it."""
     for block in _BLOCKS:
         tags = list(block.finditer(text))
         if not tags or bool(tags[0]["close"]) != bool(depth) or (not depth and tags[0].start()):

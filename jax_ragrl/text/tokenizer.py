@@ -211,10 +211,7 @@ class ChatTokenizer:
         return ids
 
     def template_ids(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
-        """Encodes the template's rendering of a conversation as a server does.
-
-        It differs from `chat` if a content contains added tokens or the template changes contents.
-        """
+        """Encodes the template's rendering of a conversation as a server does, tags included."""
         text = self.prompt_text(messages, thinking=thinking)
         return list(self._template.encode(text, add_special_tokens=False).ids)
 
@@ -224,10 +221,7 @@ class ChatTokenizer:
         return _closed(text, thinking)
 
     def allowed_tokens(self, pattern: str) -> np.ndarray | None:
-        """Returns a mask bool `[V]` of the tokens whose whole text matches, and of stop tokens.
-
-        None, which allows all, for an empty pattern.
-        """
+        """Returns bool `[V]`: tokens that match as a whole, or stop; None for an empty pattern."""
         return self._allow(pattern) if pattern else None
 
     def _matching(self, pattern: str) -> np.ndarray:
@@ -327,10 +321,7 @@ class ChatTokenizer:
     def _template_pieces(
         self, roles: tuple[str, ...], thinking: bool, *, prompt: bool = True
     ) -> list[str]:
-        """The text of the template around the contents of messages with these roles.
-
-        `prompt` says whether the assistant's next turn begins after them.
-        """
+        """The template's text around contents; `prompt`: the assistant's next turn begins after."""
         messages = [Message(role, _HOLE) for role in roles]
         pieces = self.rendered(messages, prompt=prompt, enable_thinking=thinking).split(_HOLE)
         if len(pieces) != len(roles) + 1:
@@ -341,10 +332,7 @@ class ChatTokenizer:
         return pieces
 
     def rendered(self, messages: Sequence[Message], *, prompt: bool, **variables: Any) -> str:
-        """Returns the text that the template makes of a conversation.
-
-        It ignores `variables`, such as `enable_thinking`, that it does not know.
-        """
+        """Returns the template's text of a conversation; unknown `variables` change nothing."""
         return render(
             self.template,
             {

@@ -57,10 +57,7 @@ def demo_source(recipe: Recipe, of: str = "") -> DemoSource:
 
 
 def right_answers(recipe: Recipe, forest: Forest) -> np.ndarray:
-    """Returns float32 `[N]`: 1 at leaves with a correct answer, 0 elsewhere.
-
-    An answer is correct if it has the full score of the recipe's metric (which may be a judge).
-    """
+    """Returns float32 `[N]`: 1 at leaves with the full score of the recipe's metric or judge."""
     return (answer_rewards(forest, training_metric(recipe.metric)) >= 1).astype(np.float32)
 
 

@@ -186,11 +186,7 @@ def collect_pool(
     out: pathlib.Path,
     similarity: Similarity = word_cosines,
 ) -> dict[str, Any]:
-    """Generates missing candidates, and writes the pool of all candidates.
-
-    Returns:
-      The summary of the pool, and the number of failed rollouts.
-    """
+    """Generates missing candidates, writes the pool of all, and returns its summary."""
     file = candidates_file(out)
     run_resumable(source, rollouts, file, POOL_OUTPUT)
     pool, failures = (

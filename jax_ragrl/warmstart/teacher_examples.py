@@ -88,11 +88,7 @@ TEACHERS = tuple(m.name for m in pkgutil.iter_modules(teachers.__path__) if m.na
 
 
 def teacher_of(system: str) -> type:
-    """Returns the teacher with the name of a system, or with the name in its `TEACHER`.
-
-    Raises:
-      UserError: the system has no teacher.
-    """
+    """Returns the teacher of a system, or of its `TEACHER`; raises `UserError` if it has none."""
     name = getattr(system_module(system), "TEACHER", system)
     if name not in TEACHERS:
         raise UserError(

@@ -149,10 +149,7 @@ def initial_model(config: Warmup, out: pathlib.Path) -> tuple[Decoder, ChatToken
 def exact_fraction(
     graph: Any, params: Any, examples: list[Example], length: int
 ) -> dict[str, float]:
-    """Returns, by role, the fraction of targets of which every token is the most likely one.
-
-    Examples that are longer than `length` are left out.
-    """
+    """Returns by role the share of targets, up to `length`, all of whose tokens are most likely."""
     hits: dict[str, list[bool]] = collections.defaultdict(list)
     fitting = [e for e in examples if len(e.prompt) + len(e.target) <= length]
     # Full chunks alone: a smaller one would compile a second program.
@@ -173,11 +170,7 @@ def _token_correct(graph: Any, params: Any, batch: PackedRows) -> jax.Array:
 
 
 class WarmupLog:
-    """One JSON line every `every` steps, printed and written to a file.
-
-    A line has the step, the tokens and seconds up to it, and the means of the metrics of the last
-    `every` steps.
-    """
+    """One JSON line every `every` steps, printed and written, with means over these steps."""
 
     def __init__(self, file: pathlib.Path, every: int, step: int, entries: Mapping[str, Any]):
         """Opens the log; lines of steps that are repeated are removed."""
@@ -211,11 +204,7 @@ class WarmupLog:
         return {"tokens": self._tokens, "seconds": self._seconds(), "recent": recent}
 
     def write(self, exact: Mapping[str, float]) -> None:
-        """Writes a line.
-
-        Raises:
-          UserError: parameters are not finite.
-        """
+        """Writes a line; raises `UserError` if parameters are not finite."""
         self.check()
         # Fetched here only: a fetch per step would let the devices wait for the host.
         recent = jax.device_get(list(self._recent))
@@ -311,10 +300,7 @@ def _train(config: Warmup, task: WarmupTask, out: pathlib.Path) -> Decoder:
 def batches_after(
     step: int, config: Warmup, task: WarmupTask, tokenizer: ChatTokenizer, known_world: World
 ) -> Iterator[PackedRows]:
-    """Yields the batches of all steps after the first `step` ones.
-
-    Those of finished steps in an unfinished stage are generated again.
-    """
+    """Yields the batches of all steps after the first ones, generating those of a stage again."""
     for stage in config.stages:
         if step < stage.steps:
             data = batches(example_stream(task, tokenizer, stage, known_world), config)

@@ -250,11 +250,7 @@ def read_head(path: pathlib.Path | str) -> tuple[str, str]:
 
 
 def read_records(source: Source) -> Iterator[Record]:
-    """Yields the records of JSON lists, JSON lines, tables or parquet, in order.
-
-    Raises:
-      UserError: malformed content, or an entry that is not an object.
-    """
+    """Yields the records of JSON lists, JSON lines, tables or parquet; `UserError` if malformed."""
     for path in [source] if isinstance(source, str | pathlib.Path) else source:
         container, _ = read_head(path)
         if container == "parquet":
@@ -318,11 +314,7 @@ def _refuse_repeated(path: pathlib.Path | str, names: Sequence[str]) -> None:
 
 
 def read_parquet(path: pathlib.Path | str) -> Iterator[Record]:
-    """Yields the rows of a parquet file lazily, numbered from 1.
-
-    Raises:
-      UserError: the file is damaged, two columns have one name, or a value fits no type of Python.
-    """
+    """Yields the rows of a parquet file lazily, from 1; `UserError` if it is damaged."""
     n = 0
     with _parquet(path) as file:
         _refuse_repeated(path, file.schema_arrow.names)
@@ -398,11 +390,7 @@ def _of_another_type(place: str, name: str, value: Any, expected: str) -> str:
 
 
 def _value_in(text: str, place: str, name: str) -> Any:
-    """Returns the list or object that a text is in JSON or Python; any other text as it is.
-
-    Raises:
-      UserError: JSON with deeper levels or longer numbers than are read, or an array of NumPy.
-    """
+    """Returns the list or object that a text is in JSON or Python; any other text as it is."""
     if not text.lstrip().startswith(("[", "{", "(", "array(")):
         return text
     try:
@@ -575,10 +563,7 @@ def unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def joined(record: Record, name: str) -> str:
-    """Returns a required field as text, a list of sentences joined by one space.
-
-    Some data sets keep the space before a sentence.
-    """
+    """Returns a required field as text, a list of sentences joined by one space."""
     value = field(record, name, object)
     if not isinstance(value, list):
         return text(record, name)

@@ -100,11 +100,7 @@ def _record(question: Question) -> dict[str, Any]:
 
 
 def save_questions(questions: Sequence[Question], path: pathlib.Path | str) -> None:
-    """Writes FlashRAG JSON lines, from which `read_question` reads equal questions.
-
-    Raises:
-      UserError: a question's metadata uses one of the names `gold, steps, hops, kind`.
-    """
+    """Writes FlashRAG JSON lines; `UserError` if a question's metadata has a name of `EXTRA`."""
     # All lines are ready before the file is opened: an error leaves no partial file.
     # Parquet has dates among the other fields of a data set.
     lines = [json.dumps(_record(question), default=str) + "\n" for question in questions]

@@ -106,11 +106,7 @@ def _look_at_objects(path: pathlib.Path, text: str) -> FileLook:
 
 
 def look(files: Sequence[pathlib.Path]) -> FileLook:
-    """Returns the shape of files and their first fields, from the content of the first of them.
-
-    Raises:
-      UserError: the file is missing, empty, or neither UTF-8 text nor parquet.
-    """
+    """Returns shape and first fields of files, by the first one; `UserError` if unreadable."""
     path = files[0]
     if path.is_dir():
         is_beir = any(path.glob("corpus.jsonl*")) or any(path.glob("queries.jsonl*"))

@@ -80,11 +80,7 @@ def own_fields(
 
 
 def read_own_questions(source: Source, own: OwnFields, prefix: str = "q") -> list[Question]:
-    """Reads questions; `prefix` is that of the ids, which are positions if the file has none.
-
-    Raises:
-      UserError: a field is missing; names the file, the record and its fields.
-    """
+    """Reads questions; without an id, it is `prefix` and position. `UserError` as for `text`."""
     names, questions = own.names, []
     for number, record in enumerate(read_records(source)):
         # Judgments of a retriever need gold passages and no answer.

@@ -20,11 +20,7 @@ INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 def read_qrels(path: pathlib.Path | str) -> dict[str, list[str]]:
-    """Reads the ids of the relevant passages per query id.
-
-    Raises:
-      UserError: the file is missing or empty, or a line is not a judgment; names file and line.
-    """
+    """Reads the ids of the relevant passages per query id; an error names file and line."""
     _, first = next(read_lines(path), (0, ""))
     if not first:
         raise UserError(f"{path} is empty: give a file with judgments")

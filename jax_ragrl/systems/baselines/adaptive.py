@@ -93,10 +93,7 @@ def cheapest_classes(forest: Forest, reward_N: np.ndarray) -> dict[int, str]:
 def classifier_examples(
     style: str, forest: Forest, reward_N: np.ndarray
 ) -> list[tuple[str, ChatExample]]:
-    """Returns one supervised example per question for the classifier, with the question's id.
-
-    `forest` and `reward_N` are as for `cheapest_classes`.
-    """
+    """Returns a supervised example per question, with its id; arguments as `cheapest_classes`."""
     classes = cheapest_classes(forest, reward_N)
     labels = [(forest.questions[i], letter) for i, letter in classes.items()]
     return [(q.id, ChatExample(classify_prompt(style, q), y, CLASSIFIER)) for q, y in labels]

@@ -115,10 +115,7 @@ def search_r1_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed
 
 
 def r1_searcher_reward(answer: str, answers: Sequence[str], turns: Sequence[ParsedAction]) -> float:
-    """R1-Searcher: F1 of `answer` with `answers`, minus 2 if `turns` or `answer` violate the form.
-
-    An answer of more than `MAX_ANSWER_WORDS` words violates the form.
-    """
+    """R1-Searcher: F1, minus 2 if `turns` violate the form or `answer` has too many words."""
     valid = is_well_formed(turns) and len(answer.split()) <= MAX_ANSWER_WORDS
     return _score(f1, answer, answers) - 2.0 * (not valid)
 

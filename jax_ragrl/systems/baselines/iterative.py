@@ -36,10 +36,7 @@ ANSWER_IS = re.compile(r"\banswer is:?\s*", re.IGNORECASE)
 
 
 def parse_thought(text: str) -> ParsedAction:
-    """Parses the first sentence as a thought, or as the answer if it contains "the answer is".
-
-    The answer is the text after that phrase, up to the end of the line.
-    """
+    """Parses the first sentence as a thought, or as the answer after "the answer is"."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if not line:
         return invalid_action("Empty Thought")

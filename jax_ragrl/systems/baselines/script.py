@@ -36,11 +36,7 @@ class ScriptedSystem(abc.ABC):
     def ask(
         self, name: str, question: Question, documents: Sequence[Passage] = (), **values: str
     ) -> CallLLM:
-        """Returns a greedy request to the frozen language model with one user turn.
-
-        `name` is the name of the prompt, and the purpose of the request; `values` are further
-        values of its placeholders.
-        """
+        """Returns a greedy request to the frozen model; `name` is its prompt and its purpose."""
         prompt = question_turn(self.style, name, question, documents, **values)
         return CallLLM(LLMRequest(name, prompt, GREEDY))
 

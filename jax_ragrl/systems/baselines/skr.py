@@ -19,10 +19,7 @@ from jax_ragrl.types import Question
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Neighbors:
-    """Labeled training questions: their float32 unit vectors, and whether retrieval helped on each.
-
-    The `k` nearest neighbors of a question vote.
-    """
+    """Labeled training questions (float32 unit vectors, bool), of which the `k` nearest vote."""
 
     encoder: Encoder
     vectors_XD: np.ndarray

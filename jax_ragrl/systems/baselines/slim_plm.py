@@ -50,8 +50,7 @@ def parse_gate(text: str) -> ParsedAction:
 class SlimPLM(ScriptedSystem):
     """Drafts and judges; searches with at most `queries` queries if the draft is not trusted.
 
-    Without a readable query the question itself is searched. The frozen language model never sees
-    the draft.
+    Without a readable query it searches for the question. The frozen model never sees the draft.
     """
 
     FAULTS = {
@@ -116,8 +115,7 @@ class DraftOnly(SlimPLM):
 def gate_examples(style: str, forest: Forest) -> list[tuple[str, ChatExample]]:
     """Returns one supervised example per draft for the gate, with the id of its question.
 
-    The target is `SKIP_SEARCH` if the draft contains a gold answer in whole words. Questions
-    without a gold answer yield no example.
+    The target is `SKIP_SEARCH` if the draft contains a gold answer in whole words.
     """
     examples = []
     for record in forest.records:

@@ -61,10 +61,7 @@ def parse_grade(text: str) -> ParsedAction:
 
 @dataclasses.dataclass(frozen=True)
 class Reranker(ScriptedSystem):
-    """Retrieves `pool * top_k` passages and answers from the `top_k` with the best grades.
-
-    Equal grades stay in the order of the retriever; a malformed grade counts as 0.
-    """
+    """Answers from the `top_k` best graded of `pool * top_k` passages; a malformed grade is 0."""
 
     FAULTS = {"Invalid Grade": "The grade of a passage is not a number of the scale."}
 
@@ -97,10 +94,7 @@ def parse_selection(text: str, count: int) -> ParsedAction:
 
 @dataclasses.dataclass(frozen=True)
 class Selection(ScriptedSystem):
-    """Selects at most `top_k` of `pool * top_k` passages.
-
-    If the selection is malformed, the first `top_k` passages of the retriever are read.
-    """
+    """Selects at most `top_k` of `pool * top_k` passages; the first ones if that is malformed."""
 
     FAULTS = {
         "Invalid Selection": "None of the selected documents was shown.",

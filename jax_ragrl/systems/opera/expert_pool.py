@@ -64,7 +64,7 @@ class RecordingSampler:
 def candidates_of(
     forest: Forest, reward_N: np.ndarray, prompts: Mapping[tuple[int, ...], ActionRequest]
 ) -> list[tuple[int, Candidate]]:
-    """Returns the number of its question and a candidate for every action of a forest.
+    """Returns a candidate for every action of a forest, after the number of its question.
 
     The score is the immediate reward; `prompts` are those of the `RecordingSampler` that was used.
     """
@@ -123,11 +123,7 @@ class Pool:
 
 
 def load_pool(file: pathlib.Path) -> Pool:
-    """Reads a file that `Pool.save` wrote, without filtering it again.
-
-    Raises:
-      UserError: the file is missing, or one of its lines is not a candidate.
-    """
+    """Reads a file that `Pool.save` wrote; `UserError` if it is missing or holds something else."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
         candidates = [Candidate(**json.loads(line)) for line in lines]

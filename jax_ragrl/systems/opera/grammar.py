@@ -282,11 +282,7 @@ _STRATEGY_NAME = choice(*STRATEGIES)
 
 
 def strict_grammars(max_plan_steps: int) -> dict[str, str]:
-    """Returns the regular expression of each role's actions.
-
-    Args:
-      max_plan_steps: the most steps of a plan; 0 if there is no planner.
-    """
+    """Returns the regular expression of each role's actions; 0 steps: there is no planner."""
     strategy, keywords = (
         f'"strategy": "{_STRATEGY_NAME}"',
         f'"{_JSON_STRING}"(?:, "{_JSON_STRING}")*',

@@ -94,11 +94,7 @@ class Opera:
         yield Done(answers[-1] or None, reason, depth)
 
     def _pursue(self, subgoal: SubGoal, depth: int) -> Steps:
-        """Searches for a sub-goal until an analysis has its answer or the rewrites are used up.
-
-        Returns:
-          The answer, empty if there is none; the outcome; the depth of the next action.
-        """
+        """Searches until an analysis has the answer; returns it (or ''), the outcome and depth."""
         query = subgoal.text
         for rewrites in itertools.count():
             passages = (yield Search(query, self.top_k)).passages

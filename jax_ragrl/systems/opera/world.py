@@ -80,10 +80,7 @@ def parse_subgoal(goal: str) -> Plan | None:
 
 
 def read_gold(goal: str, passages: Sequence[Passage]) -> Gold:
-    """Returns the gold of a sub-goal from passages, independent of the plan that it belongs to.
-
-    Text that is not a sub-goal has no answer, and no passage is relevant to it.
-    """
+    """Returns the gold of a sub-goal from passages; none for text that is no sub-goal."""
     none = (False,) * len(passages)
     if answer := comparison_answer(goal):
         return Gold((answer,), none, 0)

@@ -52,11 +52,7 @@ class Labeler(Protocol):
 
 
 def labeler_of(system: str) -> Labeler:
-    """Returns the labeler with the name of a system, or with the name in its `TEACHER`.
-
-    Raises:
-      UserError: the system has no labeler.
-    """
+    """Returns the labeler of a system, or of its `TEACHER`; raises `UserError` if it has none."""
     name = getattr(system_module(system), "TEACHER", system)
     if name not in LABELERS:
         raise UserError(
