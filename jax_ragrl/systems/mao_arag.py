@@ -41,6 +41,7 @@ import functools
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -248,7 +249,8 @@ class MAOARAG:
         """The planner before and after its first legal plan, as two roles of one policy."""
         sampling, roles = Sampling(self.temperature, 1.0, self.max_tokens), {}
         for name in (PLANNER, SUB_PLANNER):
-            rules = {"first": name == PLANNER, "select_needs_search": self.select_needs_search}
+            rules: dict[str, Any] = {"first": name == PLANNER}
+            rules["select_needs_search"] = self.select_needs_search
             parse = functools.partial(parse_plan, executors=self.executors, **rules)
             own = [p for p in ((QDS,), (QDP,), *WORKFLOWS) if {*p} <= {*self.executors}]
             legal = "|".join(render_plan(plan) for plan in own if not _plan_error(plan, **rules))
@@ -387,12 +389,10 @@ class FixedWorkflow(WrappedSystem):
     def steps(self, question: Question) -> Steps:
         """Yields the steps of the workflow, without the planner calls."""
         start = 1 if self.plan[0] in (QDS, QDP) else 0
-
-        def write(effect: Generate) -> ParsedAction:
-            first = start and effect.role == PLANNER
-            return ParsedAction("Plan", self.plan[:1] if first else self.plan[start:])
-
-        return with_actions(self.system.steps(question), write)
+        first, rest = ParsedAction("Plan", self.plan[:1]), ParsedAction("Plan", self.plan[start:])
+        return with_actions(
+            self.system.steps(question), lambda e: first if start and e.role == PLANNER else rest
+        )
 
 
 # --- Rewards: the answer's F1 on leaves, format and costs on planner calls ------------------------

@@ -15,19 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
 from jax_ragrl.rollout.effects import CallLLM, Done, Search
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Steps
-from jax_ragrl.systems.baselines.script import (
-    GREEDY,
-    ScriptedSystem,
-    clean_query,
-    report_fault,
-    unique_passages,
-)
+from jax_ragrl.systems.baselines import script
 from jax_ragrl.systems.tags import TAG_FAULTS
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question
@@ -53,7 +46,7 @@ def parse_react(text: str) -> ParsedAction:
         match = _ACTION.search(line)
         end = line.find("]", match.end()) if match else -1
         if match and end >= 0:
-            content = clean_query(line[match.end() : end])
+            content = script.clean_query(line[match.end() : end])
             if not content:
                 return invalid_action("Empty Action")
             return ParsedAction(match[1], (content,), text[: start + end + 1])
@@ -68,7 +61,7 @@ def parse_marked(text: str) -> ParsedAction:
     """
     match = _MARKED.search(text)
     if match:
-        query = clean_query(match[1])
+        query = script.clean_query(match[1])
         thought = text[: match.end(1)] + END
         return ParsedAction(SEARCH, (query,), thought) if query else invalid_action("Empty Action")
     lines = _ANSWER.findall(text)
@@ -81,7 +74,7 @@ def parse_marked(text: str) -> ParsedAction:
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptedAgent(ScriptedSystem):
+class PromptedAgent(script.ScriptedSystem):
     """The loop of both agents.
 
     Fields:
@@ -98,14 +91,7 @@ class PromptedAgent(ScriptedSystem):
 
     prompt: ClassVar[str]
     parse: ClassVar[staticmethod[[str], ParsedAction]]
-
-    def observe(
-        self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]
-    ) -> Steps:
-        """Returns the user turn after a search for `query`: here the passages themselves."""
-        del question, query, reasoning
-        yield from ()  # makes this method a generator, as its overrides are
-        return self.message("agent_found", documents=format_passages(self.style, documents))
+    summarizes: ClassVar[bool] = False  # the frozen model sums up the passages of each search
 
     def steps(self, question: Question) -> Steps:
         """Alternates turns of the model with searches."""
@@ -115,9 +101,9 @@ class PromptedAgent(ScriptedSystem):
         documents: tuple[Passage, ...] = ()
         for _ in range(self.turns):
             # 1. One turn of the model; without an action its full text stays in the conversation.
-            request = LLMRequest(self.prompt, (*opening, *conversation), GREEDY)
+            request = LLMRequest(self.prompt, (*opening, *conversation), script.GREEDY)
             text = yield CallLLM(request)
-            action = yield from report_fault(self.parse(text))
+            action = yield from script.report_fault(self.parse(text))
             # `Done` ends the script: the rollout never resumes it.
             if action.action == FINISH:
                 yield Done(action.args[0], "answered")
@@ -132,9 +118,15 @@ class PromptedAgent(ScriptedSystem):
             else:
                 hits = yield Search(query, self.top_k)
                 queries.append(query)
-                documents = unique_passages(documents, hits.passages)
-                reasoning = "\n".join(message.content for message in conversation)
-                reply = yield from self.observe(question, query, reasoning, hits.passages)
+                documents = script.unique_passages(documents, hits.passages)
+                if self.summarizes:
+                    thoughts = "\n".join(message.content for message in conversation)
+                    values = {"query": query, "thoughts": thoughts}
+                    gist = yield self.ask("distil", question, hits.passages, **values)
+                    reply = self.message("agent_gist", gist=gist.strip())
+                else:
+                    shown = format_passages(self.style, hits.passages)
+                    reply = self.message("agent_found", documents=shown)
             conversation.append(reply)
         yield from self.finish(question, documents[: self.max_documents])
 
@@ -155,10 +147,4 @@ class SearchO1(PromptedAgent):
 
     prompt = "search_o1"
     parse = staticmethod(parse_marked)
-
-    def observe(
-        self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]
-    ) -> Steps:
-        """Returns the passages as the frozen language model summarizes them for `reasoning`."""
-        gist = yield self.ask("distil", question, documents, query=query, thoughts=reasoning)
-        return self.message("agent_gist", gist=gist.strip())
+    summarizes = True

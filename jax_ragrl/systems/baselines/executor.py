@@ -175,7 +175,7 @@ def reward(forest: Forest, kind: str) -> np.ndarray:
         record = forest.records[leaf]
         answers = forest.questions[record.question].answers
         actions = (forest.records[node].parsed for node in path_from_root(forest, leaf))
-        turns = [action for action in actions if action]
+        turns = list(filter(None, actions))
         reward_N[leaf] = KINDS[kind][1](record.answer or "", answers, turns)
     return reward_N
 

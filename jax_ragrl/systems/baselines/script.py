@@ -37,7 +37,7 @@ class ScriptedSystem(abc.ABC):
         self, name: str, question: Question, documents: Sequence[Passage] = (), **values: str
     ) -> CallLLM:
         """Returns a greedy request to the frozen model; `name` is its prompt and its purpose."""
-        prompt = question_turn(self.style, name, question, documents, **values)
+        prompt = question_turn(self.style, name, question, documents, first=1, **values)
         return CallLLM(LLMRequest(name, prompt, GREEDY))
 
     def message(self, name: str, **values: str) -> Message:
