@@ -41,7 +41,6 @@ import functools
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -249,11 +248,14 @@ class MAOARAG:
         """The planner before and after its first legal plan, as two roles of one policy."""
         sampling, roles = Sampling(self.temperature, 1.0, self.max_tokens), {}
         for name in (PLANNER, SUB_PLANNER):
-            rules: dict[str, Any] = {"first": name == PLANNER}
-            rules["select_needs_search"] = self.select_needs_search
-            parse = functools.partial(parse_plan, executors=self.executors, **rules)
-            own = [p for p in ((QDS,), (QDP,), *WORKFLOWS) if {*p} <= {*self.executors}]
-            legal = "|".join(render_plan(plan) for plan in own if not _plan_error(plan, **rules))
+            parse = functools.partial(
+                parse_plan,
+                first=name == PLANNER,
+                select_needs_search=self.select_needs_search,
+                executors=self.executors,
+            )
+            texts = map(render_plan, ((QDS,), (QDP,), *WORKFLOWS))
+            legal = "|".join(text for text in texts if parse(text).valid)
             roles[name] = Role(name, parse, sampling, action_regex=legal)
         return roles
 

@@ -190,18 +190,16 @@ class MMOARAG:
         # selection has distinct documents in ascending order, or none.
         word, digits = re.escape(self.document_word), f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
         names = [f"{self.document_word}{i}" for i in range(self.top_k)]
-        tokens = sampling(self.rewriter_max_tokens)
-        roles = {"QR": Role(REWRITER, parse_queries, tokens, action_regex=QUERIES)}
-        roles["S"] = Role(
-            SELECTOR,
-            functools.partial(parse_selection, word=self.document_word),
-            sampling(self.selector_max_tokens),
-            allowed_token_regex=f",|,?{word}(?:{digits})?|{digits},?",
-            action_regex=f"(?:{ascending(names, ',')})?",
-            chooses=True,
-        )
-        tokens = sampling(self.generator_max_tokens)
-        roles["G"] = Role(GENERATOR, parse_answer, tokens, action_regex=ANSWER)
+        parse = functools.partial(parse_selection, word=self.document_word)
+        mask, legal = f",|,?{word}(?:{digits})?|{digits},?", f"(?:{ascending(names, ',')})?"
+        limits = self.rewriter_max_tokens, self.selector_max_tokens, self.generator_max_tokens
+        rewriting, selecting, generating = map(sampling, limits)
+        selector = Role(SELECTOR, parse, selecting, allowed_token_regex=mask, action_regex=legal)
+        roles = {
+            "QR": Role(REWRITER, parse_queries, rewriting, action_regex=QUERIES),
+            "S": dataclasses.replace(selector, chooses=True),
+            "G": Role(GENERATOR, parse_answer, generating, action_regex=ANSWER),
+        }
         active = self.modules.split("+")
         return {role.name: role for module, role in roles.items() if module in active}
 

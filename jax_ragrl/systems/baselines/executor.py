@@ -49,7 +49,6 @@ from jax_ragrl.types import Question, Sampling
 AGENT = "agent"
 TEACHER = "coda"  # the teacher of the warm-up: its executors are this agent
 MAX_ANSWER_WORDS = 10  # R1-Searcher's limit
-Metric = Callable[[str, Sequence[str]], float]
 # From an answer, the gold answers and the turns to the reward of a rollout.
 Reward = Callable[[str, Sequence[str], Sequence[ParsedAction]], float]
 
@@ -104,25 +103,24 @@ def autorefine_reward(answer: str, answers: Sequence[str], turns: Sequence[Parse
     A missing answer is empty, here and in the functions below.
     """
     refinement = " ".join(tags.tag_contents(turn.text, REFINE) for turn in turns)
-    hit = bool(refinement.strip()) and cover_match_tokens(refinement, answers) > 0
-    return _score(f1, answer, answers) or 0.1 * hit
+    return f1(answer, answers) or 0.1 * cover_match_tokens(refinement, answers)
 
 
 def search_r1_reward(answer: str, answers: Sequence[str], turns: Sequence[ParsedAction]) -> float:
     """Search-R1: exact match of `answer` with one of `answers`; `turns` do not matter."""
     del turns
-    return _score(exact_match, answer, answers)
+    return exact_match(answer, answers)
 
 
 def r1_searcher_reward(answer: str, answers: Sequence[str], turns: Sequence[ParsedAction]) -> float:
     """R1-Searcher: F1, minus 2 if `turns` violate the form or `answer` has too many words."""
     valid = is_well_formed(turns) and len(answer.split()) <= MAX_ANSWER_WORDS
-    return _score(f1, answer, answers) - 2.0 * (not valid)
+    return f1(answer, answers) - 2.0 * (not valid)
 
 
 def research_reward(answer: str, answers: Sequence[str], turns: Sequence[ParsedAction]) -> float:
     """ReSearch: F1 of `answer` with `answers`, at least 0.1; 0 if `turns` violate the form."""
-    return (_score(f1, answer, answers) or 0.1) if is_well_formed(turns) else 0.0
+    return (f1(answer, answers) or 0.1) if is_well_formed(turns) else 0.0
 
 
 def is_well_formed(turns: Sequence[ParsedAction]) -> bool:
@@ -132,11 +130,6 @@ def is_well_formed(turns: Sequence[ParsedAction]) -> bool:
     # An agent may answer without a search: the tags of a search are optional.
     required = (THINK, ANSWER) + ((SEARCH,) if has_search else ())
     return all(turn.valid for turn in turns) and tags.tags_match(text, required)
-
-
-def _score(metric: Metric, answer: str, answers: Sequence[str]) -> float:
-    # A gold answer such as "the" is empty after normalization and would match a missing answer.
-    return metric(answer, answers) if answer else 0.0
 
 
 # The prompt of each published agent, and its reward.
