@@ -56,7 +56,7 @@ class Base:
       label: its name for readers.
       hub_name: `OWNER/NAME` on the Hub; empty if unknown.
       license: the front matter's license keys; empty if unknown.
-      is_parent: whether `hub_name` has other weights: the ones that a local folder derives from.
+      is_parent: whether `hub_name` has other weights, from which a local folder derives.
     """
 
     label: str
@@ -75,16 +75,10 @@ class Base:
 class CardFacts:
     """The facts of a card.
 
-    Fields:
-      job: the run.
-      values: its config as JSON values.
-      policy: the name of the exported policy.
-      base: the model that the policy started from.
-      steps: the number of training steps of the exported checkpoint.
-      result: the lines of the result, see `result_lines`.
-      adapter: whether the export is a LoRA adapter alone.
-      name: the name by which readers load the model: `OWNER/NAME`, or the folder.
-      thinking: `on` or `off` in training; empty if the chat template does not know thinking.
+    `values` is the config of the run as JSON values, and `result` are its `result_lines`.
+    `adapter`: the export is a LoRA adapter alone. `name` is that by which readers load the model,
+    and `thinking` is `on` or `off` in training, or empty if the chat template does not know
+    thinking.
     """
 
     job: Job
@@ -99,10 +93,7 @@ class CardFacts:
 
 
 def base_model(model: str, folder: Path) -> Base:
-    """Returns the known facts about the model that a run started from.
-
-    `folder` is its local folder, whose own card gives license and origin.
-    """
+    """Returns what is known of a run's initial model; the card in `folder` says its origin."""
     if model == TINY:
         return Base("the tiny policy that ships with jax_ragrl", license=APACHE)
     if model == SMOLLM2:
@@ -147,7 +138,6 @@ def read_front_matter(file: Path) -> dict[str, Any]:
 
 
 def front_matter(facts: CardFacts) -> str:
-    """Returns the YAML of a card, without the lines around it."""
     from huggingface_hub import ModelCardData
 
     names = {parse_data_file(x).repository for x in _data_names(facts.values) if is_uri(x)}
@@ -170,7 +160,6 @@ def _data_names(values: Mapping[str, Any]) -> list[str]:
 
 
 def card_text(facts: CardFacts) -> str:
-    """Returns the text of a card."""
     title = PAPERS.get(str(facts.values["system"]), str(facts.values["system"]))
     kind = "LoRA adapter" if facts.adapter else "model"
     rows = "".join(f"| {name} | {value} |\n" for name, value in training_facts(facts))
@@ -206,7 +195,6 @@ In jax_ragrl, a config of the same system takes it with `--config.policy={facts.
 
 
 def training_facts(facts: CardFacts) -> Iterator[tuple[str, str]]:
-    """Yields names and values of the table of a run."""
     values, job = facts.values, facts.job
     yield "system", f"`{values['system']}`"
     yield "roles", _roles(facts)
@@ -249,7 +237,6 @@ def _roles(facts: CardFacts) -> str:
 
 
 def _retriever(index: Index) -> str:
-    """Describes a retriever without paths and addresses."""
     if isinstance(index, PipelineIndex):
         parts = [_retriever(section) for section in index.sections]
         text = f"{FUSIONS[index.fuse]} of {'; '.join(parts)}" if len(parts) > 1 else parts[0]
@@ -307,13 +294,10 @@ def _license(base: Base) -> str:
 
 
 def result_lines(workdir: Path, step: int | None = None) -> list[str]:
-    """Returns the result of a run as lines of Markdown.
+    """Returns the result of a run as lines of Markdown, after `step`; None: the newest result.
 
     The paired comparison of `ragrl quickstart` if the run has one, otherwise a score on development
-    questions. `step` is the step that the result must belong to; None: the newest result.
-
-    Raises:
-      UserError: the summary cannot be read.
+    questions. Raises `UserError` if the summary cannot be read.
     """
     file = workdir / "summary.json"
     if file.is_file():
@@ -330,7 +314,6 @@ def result_lines(workdir: Path, step: int | None = None) -> list[str]:
 
 
 def _development_score(workdir: Path, step: int | None) -> list[str]:
-    """The score on development questions after a step; None: the last evaluated one."""
     rows = [
         row
         for row in read_rows(workdir / "metrics.jsonl")
@@ -363,8 +346,7 @@ def _compared(summary: Mapping[str, Any]) -> list[str]:
 
 
 def row_label(row: str) -> str:
-    """Describes a row of the summary, such as `warm_start` or `trained: always Planning`."""
-    name, colon, strategy = row.partition(":")
+    name, colon, strategy = row.partition(":")  # such as `trained: always Planning`
     return ROWS.get(name, name) + colon + strategy
 
 

@@ -2,8 +2,7 @@
 
 A checkpoint holds every array of the training state under its path in the tree, and a JSON object
 with the step, the state of the question iterator, the shapes and checksums of the arrays, and a
-checksum of itself.
-Values that are bytes, such as rollouts that were begun before their step, are another item.
+checksum of itself. Values that are bytes, such as rollouts in flight, are another item.
 """
 
 from __future__ import annotations
@@ -49,23 +48,16 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def latest(self) -> int | None:
-        """Returns the newest complete step; None if there is none."""
         return on_process_zero(self._manager.latest_step)
 
     def steps(self) -> list[int]:
-        """Returns the steps of all complete checkpoints, ascending."""
         return sorted(on_process_zero(self._manager.all_steps))
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Saves in the background; `latest` ignores unfinished checkpoints.
+        """Saves a tree of arrays in the background; `latest` ignores unfinished checkpoints.
 
-        Args:
-          step: number of finished updates.
-          state: a tree of arrays.
-          meta: values for the JSON object; values of type `bytes`, not empty, are another item.
-
-        Raises:
-          UserError: there is a checkpoint of this step or of a later one.
+        `meta` are values for the JSON object; values of type `bytes`, not empty, are another item.
+        Raises `UserError` if there is a checkpoint of this step or of a later one.
         """
         contents = {name: x for name, x in meta.items() if isinstance(x, bytes)}
         # Flat paths instead of the tree: a checkpoint does not depend on Python classes.
@@ -107,10 +99,7 @@ class Checkpoints:
         """Restores the newest checkpoint that is not damaged; also returns its step.
 
         A damaged checkpoint is renamed to `damaged-<step>` with a warning, so that its step can be
-        saved again.
-
-        Raises:
-          UserError: every checkpoint is damaged, or the newest other one has other array shapes.
+        saved again. `UserError` if every checkpoint is damaged, or the shapes are others.
         """
         damage: DamagedCheckpointError | None = None
         while (step := self.latest()) is not None:
@@ -158,7 +147,6 @@ class Checkpoints:
         return meta
 
     def _reading(self, step: int, read: Callable[[], T]) -> T:
-        """Calls `read`; any failure means that files are damaged."""
         try:
             return read()
         # Orbax and TensorStore raise many types for a file that is cut, empty or missing.
@@ -206,7 +194,6 @@ class Checkpoints:
         return self.latest()
 
     def close(self) -> None:
-        """Waits for unfinished writes and closes the manager."""
         self._manager.wait_until_finished()
         self._manager.close()
 
@@ -235,7 +222,6 @@ def by_path(tree: Any) -> dict[str, Any]:
 
 
 def shapes_of(tree: Any) -> dict[str, list[int]]:
-    """Returns the shapes of the leaves of a tree by path."""
     return {path: list(leaf.shape) for path, leaf in by_path(tree).items()}
 
 

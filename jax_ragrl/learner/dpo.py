@@ -81,9 +81,8 @@ def pairs_of(
 ) -> list[Pair]:
     """Returns the best and the worst action of every decision of some roles.
 
-    Their credits differ by more than `margin`. `turns` are those of `packing.turns_of`; actions
-    without a turn or with a credit that is not finite are in no pair. Of actions with equal credit
-    the first is taken.
+    Their credits differ by more than `margin`. Actions without a turn (`packing.turns_of`) or with
+    a credit that is not finite are in no pair. Of equal credits the first is taken.
     """
     credit = {turn.node: np.float32(turn.credit) for turn in turns if np.isfinite(turn.credit)}
     pairs = []
@@ -112,13 +111,9 @@ def prefer_all(
     """Updates every policy on the pairs of its roles, `epochs * minibatches` times.
 
     Args:
-      policies: the policies by name.
       policy_of: from role to policy; frozen roles are not in it.
-      pairs: pairs of all roles.
       beta: inverse temperature of the loss.
-      rng: splits the pairs into minibatches.
-      is_measured: whether the pairs are scored before and after the update, see
-        `update.move_metrics`.
+      is_measured: whether `update.move_metrics` are measured.
 
     Returns:
       The policies, and metrics: means over steps of the metrics of `dpo_update`, and the counts
@@ -179,7 +174,6 @@ def dpo_update(
     Args:
       policy: a policy with a reference; the buffers of its trained state are donated.
       pairs: pairs that fit into a row.
-      beta: inverse temperature of the loss.
 
     Returns:
       The policy, and the metrics `loss/dpo`, `right` (fraction of pairs whose chosen answer gained
@@ -241,7 +235,6 @@ def _pair_groups(spec: PolicySpec, i: int, pair: Pair) -> list[Group]:
 
 
 def sides_of(batch: Batch) -> Sides:
-    """Returns the pair and the side of each scored token of a batch of pairs."""
     shape = batch.rows.mask_RM.shape
     sides = Sides(np.full(shape, shape[1], np.int32), np.zeros(shape, np.float32))
     numbers: dict[int, int] = {}
@@ -280,10 +273,8 @@ def preference_gradient(
 
     Args:
       model, rows, temperature, allowed_ZV, layout, total: as in `gradients.gradient`.
-      sides: the pair and the side of each scored token.
       ref_logp_RM: float32, log-probabilities under the reference.
       weight: float32 scalar, the weight of each pair.
-      beta: inverse temperature of the loss.
     """
 
     def weighted_loss(logp_RM: Array) -> tuple[Array, Array]:

@@ -70,11 +70,10 @@ def token_outputs(
 ) -> TokenOutputs:
     """Runs one forward pass of a policy, a critic, or both on one trunk.
 
+    Logits are divided by the float32 `temperature`; `allowed_ZV` are the tokens that the grammar of
+    each role allows, None: all.
+
     Args:
-      model: the model; hidden states are gathered at `source_RM` before any head is applied.
-      rows: a batch on the devices.
-      temperature: float32 scalar, the sampling temperature that logits are divided by.
-      allowed_ZV: the tokens that the grammar of each role allows, as in sampling; None: all.
       loss: a loss per policy token, see `logprobs.token_loss`.
       loss_inputs: returns a tree of arrays `[R, M]` that `loss` receives. Its argument returns the
         log-probabilities of all tokens, for one more product with the vocabulary matrix.
@@ -109,15 +108,13 @@ def _policy(model: Decoder | ActorCritic) -> Decoder:
 def score(
     model: SplitModel, rows: Rows, temperature: Array, allowed_ZV: Allowed | None = None
 ) -> TokenOutputs:
-    """Runs `token_outputs` without a loss."""
     return token_outputs(model.merge(), rows, temperature, allowed_ZV)
 
 
 class Gradient(NamedTuple):
     """A sum of gradients and of their metrics (see `gradient`).
 
-    `outputs` are the policy's outputs if the targets hold no old log-probabilities: the policy was
-    not scored before, and the metrics need them.
+    `outputs` are the policy's outputs if it was not scored before: the metrics need them.
     """
 
     grads: Any
@@ -145,13 +142,7 @@ def gradient(
     `entropy`, `kl` and `tokens` are sums over tokens.
 
     Args:
-      model: the split model.
-      rows: a batch on the devices.
-      targets: its targets, `[R, M]` each.
-      temperature: float32 scalar, the sampling temperature.
       kl_coefficient: float32 scalar, used if the KL penalty is part of the loss.
-      allowed_ZV: the tokens that the grammar of each role allows; None: all.
-      objective: selects the losses.
       layout: the sharding of each parameter (`layout_of`), imposed on its gradient too. Without it
         the compiler may replicate a gradient on every device.
       total: a gradient to which this one is added; its buffers are donated.
@@ -192,8 +183,7 @@ def accumulate_gradient(
 ) -> tuple[Any, Any]:
     """Returns the gradient of a loss, plus `total` if it is not None, and the auxiliary output.
 
-    `loss_of` maps parameters to a scalar loss and an auxiliary output; `layout` is the sharding of
-    each leaf of the result (`layout_of`), None: left to the compiler.
+    `loss_of` maps parameters to a scalar loss and an auxiliary output; `layout` as in `gradient`.
     """
     if total is None:
         grads, aux = jax.grad(loss_of, has_aux=True)(params)
@@ -246,7 +236,6 @@ def zeros(params: Any, layout: tuple[Any, ...] | None = None) -> Any:
 
 
 def layout_of(params: Any) -> tuple[Any, ...]:
-    """Returns the shardings of the leaves of a tree, hashable."""
     return tuple(x.sharding for x in jax.tree.leaves(params))
 
 
@@ -337,7 +326,6 @@ def _count(flags_RM: Array, mask_RM: Array) -> Array:
 @in_order
 @functools.partial(jax.jit, donate_argnames="total")
 def add(total: Any, more: Any) -> Any:
-    """Adds two trees; the buffers of the first are donated."""
     return jax.tree.map(jnp.add, total, more)
 
 
@@ -348,11 +336,8 @@ def apply(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Takes one optimizer step; a gradient that is not finite changes nothing.
 
-    The buffers of `state` are donated; `grads` is a tree like `state.params`.
-
-    Returns:
-      The new state, and the metrics `grad_norm`, `skipped` (1 if the gradient was not finite, else
-      0) and `not_finite` (1 if some new parameter or moment is not finite; see `check_finite`).
+    The buffers of `state` are donated. Metrics: `grad_norm`, `skipped` (1 if the gradient was not
+    finite) and `not_finite` (1 if some new parameter or moment is not finite; see `check_finite`).
     """
     norm = optax.tree.norm(grads)  # of the unclipped gradient
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
@@ -371,9 +356,7 @@ def apply(
 def check_finite(metrics: dict[str, float]) -> None:
     """Removes the flags `not_finite` of `apply` from metrics on the host.
 
-    Raises:
-      UserError: parameters or moments of a model were not finite after a step. They must not be
-        saved: the older checkpoints would be deleted.
+    Raises `UserError` if one is set: saving such parameters would delete older checkpoints.
     """
     names = {"not_finite": "policy", "value/not_finite": "critic"}
     models = [model for key, model in names.items() if metrics.pop(key, 0.0)]

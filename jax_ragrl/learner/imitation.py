@@ -61,16 +61,10 @@ class PackedRows(NamedTuple):
 def pack(
     examples: Sequence[Example], rows: int, length: int, *, prompt_weight: float = 0.0
 ) -> tuple[PackedRows, list[Example]]:
-    """Packs examples into `[rows, length]`, first fit.
+    """Packs examples into `[rows, length]`, first fit; longer ones are dropped.
 
-    Args:
-      examples: examples; an example that is longer than a row is dropped.
-      rows: number of rows.
-      length: tokens per row.
-      prompt_weight: loss weight of prompt tokens; target tokens have weight 1.
-
-    Returns:
-      The batch, and the examples that did not fit, for the next batch.
+    `prompt_weight` is the loss weight of prompt tokens; target tokens have weight 1. Also returns
+    the examples that did not fit, for the next batch.
     """
     batch = PackedRows(*(np.zeros((rows, length), t) for t in (*[np.int32] * 3, np.float32)))
     lengths, count, rest = [0] * rows, [0] * rows, []
@@ -115,17 +109,12 @@ def rows_of(batch: PackedRows) -> Rows:
 def token_losses(
     graph: Any, params: Any, batch: PackedRows, weight_RL: Array | None = None
 ) -> tuple[Array, Array, Array | None]:
-    """Computes the cross-entropy of every next token.
-
-    Args:
-      graph: structure of the decoder, static.
-      params: its parameters.
-      batch: packed rows.
-      weight_RL: float32 weights of a sum; None: there is no sum.
+    """Computes the cross-entropy of every next token under a split decoder.
 
     Returns:
       Losses in nats, float32 `[R, L-1]`, without a gradient; whether the token was the likeliest,
-      bool; and the weighted sum, which is differentiable. Tokens without a weight have 0 and False.
+      bool; and the sum by `weight_RL`, if given, which is differentiable. Tokens without a weight
+      have 0 and False.
     """
 
     def weighted(logp: Array, entropy: Array, mask: Array, weight: Array) -> Array:
@@ -145,9 +134,7 @@ def sft_step(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Takes one optimizer step on the weighted mean loss; jit it with the first two static.
 
-    Returns:
-      The new state, and the metrics `loss`, `token_accuracy` (over targets) and the metrics of
-      `gradients.apply`, whose `not_finite` is for `check_finite`.
+    The metrics are `loss`, `token_accuracy` (over targets) and those of `gradients.apply`.
     """
     weight_RL = batch.weight_RL[:, 1:]
     share_RL = batch.weight_RL * (1.0 / jnp.maximum(jnp.sum(weight_RL), 1.0))
@@ -185,13 +172,9 @@ def check_one_step_per_batch(optimizer: Optimizer) -> None:
 def imitate(policy: Policy, examples: Sequence[Example]) -> tuple[Policy, dict[str, float]]:
     """Takes one optimizer step on the mean cross-entropy of the target tokens, at temperature 1.
 
-    The buffers of the trained state are donated. An example longer than a row is left out.
-
-    Returns:
-      The policy, and the metrics `loss`, `grad_norm`, `entropy`, `tokens` and `skipped`.
-
-    Raises:
-      UserError: parameters are no longer finite.
+    The buffers of the trained state are donated. An example longer than a row is left out. The
+    metrics are `loss`, `grad_norm`, `entropy`, `tokens` and `skipped`. Raises `UserError` if
+    parameters are no longer finite.
     """
     turns = [Turn(i, e.role, e.prompt, e.target) for i, e in enumerate(examples)]
     spec = policy.spec

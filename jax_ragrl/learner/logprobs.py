@@ -1,8 +1,7 @@
 """Chunked log-probabilities: the logits of all tokens, `[tokens, vocab]`, never exist at once.
 
-Logits are computed for one chunk of tokens at a time. The gradient of a loss that is a sum over
-tokens is computed while the logits of the chunk exist (three products with the vocabulary matrix),
-and only gradients are stored for the backward pass.
+The gradient of a loss that is a sum over tokens is computed while the logits of a chunk exist, and
+only gradients are stored for the backward pass.
 """
 
 from __future__ import annotations
@@ -35,13 +34,7 @@ Allowed = Array | TokenAutomaton
 
 
 class Scores(NamedTuple):
-    """Scores of tokens, `[R, M]`; 0 after the last token that any row scores.
-
-    Fields:
-      logp_RM: float32 log-probability of the token.
-      entropy_RM: float32 entropy of the distribution before the token.
-      likeliest_RM: bool, whether the token was the most likely one.
-    """
+    """Scores of tokens, `[R, M]`, as in `TokenOutputs`, and 0 after the last scored one."""
 
     logp_RM: Array
     entropy_RM: Array
@@ -64,12 +57,8 @@ class _Tokens(NamedTuple):
 class _Head(NamedTuple):
     """Inputs of the distribution over the vocabulary.
 
-    Fields:
-      copy_VD: output embedding in the compute dtype.
-      sink_VD: float32; receives the gradient of `copy_VD`, see `models/vocabulary.py`.
-      temperature: float32 scalar.
-      allowed_ZV: the tokens that the grammar of each role allows; None: all.
-      num_tokens: int32, the first id of padding, as in sampling; None: there is no padding.
+    `copy_VD` is the output embedding in the compute dtype, and the float32 `sink_VD` receives its
+    gradient, see `models/vocabulary.py`. `num_tokens` is the first id of padding, int32, or None.
     """
 
     copy_VD: Array
@@ -86,14 +75,10 @@ def score_tokens(
     temperature: Array,
     allowed_ZV: Allowed | None,
 ) -> Scores:
-    """Scores the tokens of a batch, padding included; without a gradient.
+    """Scores the tokens of a batch, padding included, from the hidden states that predict them.
 
-    Args:
-      policy: the decoder, for its output embedding.
-      hidden_RMD: hidden states that predict the tokens.
-      rows: the batch.
-      temperature: float32 scalar that divides the logits.
-      allowed_ZV: the tokens that the grammar of each role allows; None: all.
+    The scores have no gradient. `temperature` is a float32 scalar that divides the logits;
+    `allowed_ZV` are the tokens that the grammar of each role allows, None: all.
     """
     args = _head_and_tokens(policy, hidden_RMD, rows, temperature, allowed_ZV)
     scores: Scores = _per_device(lambda _, *x: _in_chunks(*x), *jax.lax.stop_gradient(args))
@@ -121,7 +106,6 @@ def token_loss(
     trains, since the full sum in float32 would be several times as large as the head.
 
     Args:
-      policy, hidden_RMD, rows, temperature, allowed_ZV: as in `score_tokens`.
       loss: the loss per token; padding has log-probability and entropy 0.
       inputs_RM: its other inputs, a tree of arrays `[R, M]`; not differentiable.
 
@@ -193,8 +177,6 @@ def _score_chunk(logits_RCV: Array, chunk: _Tokens) -> tuple[Scores, Array]:
 
 
 class _Grads(NamedTuple):
-    """Gradients of hidden states, and of the head, summed over chunks."""
-
     hidden_RMD: Array
     head_VD: Array
 

@@ -141,7 +141,8 @@ class Objective:
                 "carry credit from turn to turn: use a critic, or span 'turn'"
             )
 
-        if self.skip_zero_advantage and not self.only_advantages():
+        others = self.critic != "none" or self.kl.where != "none" or self.entropy_coefficient
+        if self.skip_zero_advantage and others:
             raise UserError(
                 "objective.skip_zero_advantage is set, but the loss has a critic, a KL penalty or "
                 "an entropy bonus, which train on actions with advantage 0 too: set it to False"
@@ -170,15 +171,10 @@ class Objective:
         return not inspect.signature(self._loss).parameters.keys().isdisjoint(inputs)
 
     def policy_loss(self, mask: Array, **inputs: Array) -> Array:
-        """Returns the policy loss per token, float32 and 0 where `mask` is False.
+        """Returns the policy loss per token, float32 and 0 where the bool `mask` is False.
 
-        Args:
-          mask: bool, the trained tokens.
-          inputs: float32 arrays of the shape of the mask, by the names in `losses.policy.INPUTS`;
-            elsewhere they may hold any value.
-
-        Raises:
-          UserError: the loss has another shape or dtype.
+        `inputs` are float32 arrays of the shape of the mask, by the names in
+        `losses.policy.INPUTS`. Raises `UserError` if the loss has another shape or dtype.
         """
         # Masked first: a nan outside the mask times a zero cotangent would still be a nan.
         arrays = {name: jnp.where(mask, x, 0.0) for name, x in inputs.items()}
@@ -191,11 +187,6 @@ class Objective:
                 f"{jnp.shape(loss)} for tokens of shape {mask.shape}: return a float32 per token"
             )
         return jnp.where(mask, loss, 0.0)
-
-    def only_advantages(self) -> bool:
-        """Whether an action with advantage 0 adds nothing to the gradient."""
-        regularized = self.kl.where != "none" or self.entropy_coefficient
-        return self.critic == "none" and not regularized
 
 
 def _check_loss(o: Objective) -> None:

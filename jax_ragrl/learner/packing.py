@@ -35,18 +35,12 @@ Item = TypeVar("Item")
 
 
 class Turn(NamedTuple):
-    """One training sample: the tokens `ids` that a role wrote after `prompt`.
+    """One training sample: the tokens `ids` that a role wrote after `prompt`, which is not empty.
 
-    Fields:
-      node: node number in the forest.
-      role: name of the role that wrote the tokens.
-      prompt: ids of everything before them, at least one.
-      ids: the ids that are trained.
-      previous: node of the earlier turn of the same conversation whose context this prompt begins
-        with; -1 if there is none.
-      credit: return or advantage of the action (see `Objective.advantage`).
-      behaviour_logps: the sampler's log-probability of each id, in nats; empty if no sampler wrote
-        the tokens (forced actions, demonstrations).
+    `node` is its number in the forest. `previous` is the node of the earlier turn of the
+    conversation whose context the prompt begins with, or -1. `credit` is its return or advantage,
+    see `Objective.advantage`. `behaviour_logps` are the sampler's log-probabilities in nats; empty
+    if no sampler wrote the tokens (forced actions, demonstrations).
     """
 
     node: int
@@ -72,14 +66,10 @@ class Group(NamedTuple):
 
     @property
     def role(self) -> str:
-        """The role whose instructions the contexts of the group begin with."""
         return self.turns[0].role
 
     def scored_tokens(self) -> int:
-        """Returns the number of scored tokens.
-
-        Equal turns share their tokens, but each of them is scored.
-        """
+        """Number of scored tokens: equal turns share their tokens, but each is scored."""
         return sum(len(turn.ids) for turn in self.turns)
 
 
@@ -147,8 +137,7 @@ class Rows(NamedTuple):
       until_RL: first place in the row from which a token is no longer visible. None if every row
         of the batch holds a single context: then each token is visible to all later ones.
       source_RM: the places whose hidden states predict the scored tokens.
-      target_RM: the scored tokens.
-      mask_RM: bool, False on padding. M equals L: a row has at most that many scored tokens.
+      target_RM, mask_RM: the scored tokens, and bool, False on padding. M equals L.
       state_RM: the state of the grammar before each scored token, used if there is one: its role
         number, or a state of the automaton of strict grammars.
       budget_RM: the tokens that the action could still have before each scored token, this one
@@ -210,11 +199,9 @@ def turns_of(
     """Returns the turns of a forest to train, each with its credit.
 
     Args:
-      forest: rollouts of a batch of questions.
       credit_N: float32, one number per node.
       weight_N: float32, positive if some leaf is reachable from the node; others are left out.
-      include_forced: whether actions that were only forced in the rollout are trained too. One that
-        the policy has sampled as well is trained in any case.
+      include_forced: whether actions that the policy has not sampled are trained too.
 
     Raises:
       UserError: the credit of a node with a positive weight is no finite number.
@@ -314,7 +301,6 @@ def _cut_family(family: list[Turn], longest: int) -> list[Group]:
 
 
 def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Returns the length of the longest common prefix of two contexts."""
     most = min(len(a), len(b))
     if a[:most] == b[:most]:
         return most
@@ -329,8 +315,7 @@ class _Row:
 
 
 class _OpenRows:
-    """Free space per row, as arrays: every group is compared with all open rows at once."""
-
+    # Free space per row is in arrays: every group is compared with all open rows at once.
     def __init__(self, headers: Mapping[str, int]) -> None:
         self._headers, self.rows = headers, list[_Row]()
         self._tokens_R, self._scored_R = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -367,17 +352,14 @@ def lay_out(
     devices: int = 1,
     grammars: RoleGrammars | None = None,
 ) -> list[Batch]:
-    """Packs groups into batches of rows of one length each (first-fit decreasing).
+    """Packs groups of `group_turns` into batches of rows of one length (first-fit decreasing).
 
     The first group that fits nowhere opens a whole batch of rows, and no other batch is opened
     before that one is full. Only the last batch may have fewer rows (`Layout.fewest`).
 
     Args:
-      groups: groups of `group_turns` for the same layout.
       roles: names of all roles; `Actions.role_A` holds indices into them.
-      layout: row lengths and batch size.
       devices: data-parallel devices; the number of rows of each batch is a multiple of it.
-      grammars: the strict grammars of the roles; None without any.
     """
     open_rows, starts = _OpenRows(_headers(groups)), list[int]()
     # Large groups first: small ones then fill the gaps.
@@ -435,11 +417,8 @@ def _batch(
 
 
 def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:
-    """Writes the prefix tree of some groups into row `r`.
-
-    Returns one entry per turn: the turn, its row, its first scored token and their number.
-    """
-    entries = []
+    """Writes the prefix tree of some groups into row `r`."""
+    entries = []  # per turn: the turn, its row, its first scored token and their number
     before: tuple[int, ...] = ()
     path: list[int] = []  # places of the tokens of the previous context
     end = count = 0
@@ -469,11 +448,11 @@ class Minibatches:
     """The minibatches of an update, and the layout of their actions as arrays `[A, T]`.
 
     Credit, advantages and weights are per action (`[A, T]`, the actions of all minibatches in
-    order), models and losses are per row (`[R, M]` per batch): this class converts between both.
+    order), models and losses are per row (`[R, M]` per batch): this class converts between both. T
+    is rounded up to a `multiple`, so that few shapes are compiled.
 
     Fields:
       parts: the batches of each minibatch.
-      multiple: T is rounded up to a multiple of this number, so that few shapes are compiled.
       share_PZ: float32, by minibatch and role: the factor of the loss weights, below 1 if groups
         without a gradient were left out; None: 1.
       skipped_tokens: distinct tokens of the groups that were left out.

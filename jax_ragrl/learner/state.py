@@ -37,9 +37,6 @@ class ModelSpec(NamedTuple):
     """The constant part of one trained model.
 
     Fields:
-      graph: structure of the model, static.
-      frozen: arrays that are not trained.
-      optimizer: transformation of its gradients.
       layout: shardings of the trained parameters (`layout_of`) on a mesh, else None. Equal
         shardings can be spelled differently; this one spelling avoids a second compilation.
     """
@@ -56,14 +53,9 @@ class ModelSpec(NamedTuple):
 class PolicyState(NamedTuple):
     """Everything that an update changes; the field names are part of the checkpoint format.
 
-    With an adapter, only the adapter is stored here, and the reference is an adapter too.
-
-    Fields:
-      policy: the trained policy.
-      critic: the separate critic, if the objective has one.
-      reference: parameters of the reference policy, if the objective has a KL penalty, in the
-        dtypes of its forward pass (see `compute_dtype_of`).
-      kl_coefficient: float32 scalar.
+    With an adapter, only the adapter is stored here, and the reference is an adapter too. `critic`
+    is a separate one. `reference` are the parameters of the reference policy of a KL penalty, in
+    the dtypes of its forward pass (see `compute_dtype_of`). The KL coefficient is a float32 scalar.
     """
 
     policy: TrainState
@@ -73,14 +65,10 @@ class PolicyState(NamedTuple):
 
 
 class PolicySpec(NamedTuple):
-    """Everything that an update does not change.
+    """Everything that an update does not change; role numbers are indices into `roles`.
 
     Fields:
-      policy, critic: the models; None without a separate critic.
-      objective, optimizer, layout: the losses, their optimizer and the batch shapes.
-      roles: names of all roles; role numbers are indices into them.
       temperature: sampling temperature, at which tokens are scored.
-      mesh: the device mesh; None: one device.
       allowed_ZV: the tokens that the grammar of each role allows: bool, or the automaton of
         `grammars`; None: all.
       grammars: the strict grammars of the roles, on the host; None without any.
@@ -120,7 +108,6 @@ class Policy(NamedTuple):
     state: PolicyState
 
     def with_state(self, **changes: Any) -> Policy:
-        """Returns the policy with some fields of its state replaced."""
         return self._replace(state=self.state._replace(**changes))
 
 
@@ -141,18 +128,11 @@ def prepare(
 ) -> Policy:
     """Builds the policy of a run from a decoder, which remains unchanged.
 
-    The reference, if there is one, shares the arrays of the decoder, except those that are cast to
-    another compute dtype.
-
     Args:
       decoder: its weights in the storage dtype (float32 for training). The run uses their mesh, or
         one device. If it has an adapter, only the adapter is trained, and a critic of its own is
         another adapter on the same base.
-      objective: selects losses, critic and reference.
-      optimizer: learning rates and schedule.
       layout: batch shapes; those that save no time on an accelerator are left out.
-      roles: names of all roles.
-      temperature: sampling temperature.
       updates: number of updates in the run, the length of the learning-rate schedule.
       compute: dtype of forward and backward passes; None: from the decoder's config.
       remat: gradient checkpointing, see `DecoderConfig`; None: from the decoder's config.
@@ -322,6 +302,5 @@ def sampling_model(policy: Policy) -> SplitModel:
 
 
 def scalar(value: float, mesh: Mesh | None) -> jax.Array:
-    """Puts a number on all devices as float32."""
     array: jax.Array = replicate(np.float32(value), mesh)
     return array

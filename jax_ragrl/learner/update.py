@@ -42,17 +42,14 @@ def update(
 ) -> tuple[Policy, dict[str, float]]:
     """Scores the groups, computes their targets, and takes `epochs * minibatches` optimizer steps.
 
+    Returns the policy and metrics (see `action_metrics` and `_step_metrics`).
+
     Args:
       policy: the policy; the buffers of its trained state are donated.
       groups: turns to train, with their credit: the reward that a critic's GAE spreads over the
         tokens, or the advantage itself (see `Objective.advantage`). Without groups nothing changes.
-      rng: splits the groups into minibatches.
-      is_measured: whether the actions are scored once more after the steps, see `move_metrics`.
-      by_role: whether the gradient of each role is measured before the steps, see
-        `role_gradients`.
-
-    Returns:
-      The policy after the steps, and metrics (see `action_metrics` and `_step_metrics`).
+      is_measured: whether `move_metrics` are measured after the steps.
+      by_role: whether `role_gradients` are measured before the steps.
 
     Raises:
       UserError: parameters are no longer finite.
@@ -95,7 +92,6 @@ def split_minibatches(groups: Sequence[Group], spec: PolicySpec, rng: random.Ran
     mean.
     """
     order = shuffled(rng, groups)
-    # Minibatches consist of whole groups: siblings share their prompt in a row.
     count = min(spec.optimizer.minibatches, len(order))
     parts = kept = [order[i::count] for i in range(count)]
     # After the split, so that every group is in the minibatch that it would be in without this.
@@ -168,8 +164,7 @@ def score_policy(policy: Policy, data: Minibatches) -> np.ndarray:
 def move_metrics(policy: Policy, data: Minibatches, before_AT: np.ndarray) -> dict[str, float]:
     """Returns how far an update moved a policy on actions, over all of them and by role.
 
-    It takes one forward pass over the actions. `before_AT` are their float32 log-probabilities
-    under the policy that sampled them.
+    `before_AT` are their float32 log-probabilities under the policy that sampled them.
     """
     kl_AT, mask_AT = update_kl(before_AT, score_policy(policy, data)), data.mask()
     metrics = {"update_kl/mean": float(kl_AT[mask_AT].mean())}
@@ -214,15 +209,11 @@ def gae_paths(actions: Actions, span: str) -> np.ndarray:
 
 
 def needs_old_logps(spec: PolicySpec) -> bool:
-    """Whether the policy must be scored before the update.
-
-    Otherwise its first gradient pass yields the same log-probabilities.
-    """
     return scores_before_update(spec.objective, spec.optimizer)
 
 
 def scores_before_update(o: Objective, optimizer: Optimizer) -> bool:
-    """Whether an objective and an optimizer need old log-probabilities, see `needs_old_logps`."""
+    """Whether a policy is scored before an update; else its first gradient pass scores it."""
     has_ratio = o.reads("old_logp", "action_gap")
     return (
         o.kl.where in ("reward", "terminal")
@@ -235,10 +226,9 @@ def scores_before_update(o: Objective, optimizer: Optimizer) -> bool:
 def compute_targets(
     policy: Policy, data: Minibatches, scores: ActionScores
 ) -> tuple[list[list[Targets]], np.ndarray]:
-    """Computes the targets of every batch; advantages are whitened over all minibatches at once.
+    """Returns the targets of each batch of each minibatch, and all advantages, float32 `[A, T]`.
 
-    Returns:
-      The targets of each batch of each minibatch, and all advantages, float32 `[A, T]`.
+    Advantages are whitened over all minibatches at once.
     """
     spec, o = policy.spec, policy.spec.objective
     # Padding the number of actions keeps the number of compiled shapes small.
@@ -284,12 +274,9 @@ def token_weights(
 def optimize(
     policy: Policy, batches: Sequence[Batch], targets: Sequence[Targets]
 ) -> tuple[Policy, dict[str, Any], list[TokenOutputs]]:
-    """Takes one optimizer step of each model on a minibatch; its gradients are summed exactly.
+    """Takes one optimizer step of each model on a minibatch; donates the trained state.
 
-    The buffers of the trained state are donated.
-
-    Returns:
-      The policy, sums of metrics, and per batch the policy's outputs if it was not scored before.
+    Returns the policy, sums of metrics, and per batch the policy's outputs if it was not scored.
     """
     spec, state = policy
 
@@ -322,10 +309,7 @@ def accumulate_and_step(
 
 
 def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns means over tokens or optimizer steps, and the number of skipped steps.
-
-    Raises `UserError` if a step left parameters that are not finite.
-    """
+    """Returns means over tokens or optimizer steps, and the number of skipped steps."""
     sums = {name: float(sum(step[name] for step in steps)) for name in steps[0]}
     check_finite(sums)
     # At least 1: without scored tokens all sums are 0.

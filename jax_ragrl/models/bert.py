@@ -51,13 +51,10 @@ MPNET_LAYER_NAMES = LAYER_NAMES | {
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The differences between model types.
+    """The differences between model types; `prefix` and `layer_names` are those of a checkpoint.
 
-    Fields:
-      position_after_pad: whether the first position is the padding id plus one (RoBERTa).
-      prefix: the prefix of the weights' names in a checkpoint.
-      distances: whether attention has a bias per distance of two tokens (MPNet).
-      layer_names: the checkpoint's names of the modules of a layer.
+    `position_after_pad`: the first position is the padding id plus one (RoBERTa). `distances`:
+    attention has a bias per distance of two tokens (MPNet).
     """
 
     position_after_pad: bool
@@ -79,20 +76,10 @@ BUCKETS, FARTHEST = 32, 128
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """The sizes and numerics of an encoder.
+    """The sizes and numerics of an encoder, named as in `config_from_hf`.
 
-    Fields:
-      vocab: rows of the word embeddings.
-      width: D, the width of the hidden states.
-      layers, heads: the numbers of layers and of attention heads.
-      hidden: the width of the two-layer network.
-      positions: rows of the position embeddings.
-      types: rows of the segment embeddings; 0 for none (MPNet).
-      epsilon: added to the variance of a layer norm.
-      activation: a key of `ACTIVATIONS`.
-      pad_id: the token id of padding.
-      first_position: the position of the first token.
-      family: a key of `FAMILIES`.
+    `positions` and `types` are rows of the position and segment embeddings (no `types`: MPNet), and
+    `first_position` is the position of the first token.
     """
 
     vocab: int
@@ -110,16 +97,11 @@ class BertConfig:
 
     @property
     def max_length(self) -> int:
-        """The maximum of tokens: those that have a position embedding."""
         return self.positions - self.first_position
 
 
 def config_from_hf(fields: dict[str, Any]) -> BertConfig:
-    """Returns the config of the fields of a Hugging Face `config.json`.
-
-    Raises:
-      UserError: another family, relative positions, an unknown activation or a missing field.
-    """
+    """Returns the config of a `config.json`; `UserError` if a field is missing or unsupported."""
     kind, activation = fields.get("model_type"), fields.get("hidden_act", "gelu")
     positions = fields.get("position_embedding_type", "absolute")
     buckets = fields.get("relative_attention_num_buckets", BUCKETS)
@@ -202,12 +184,9 @@ class Bert(nnx.Module):
         self.config = config
 
     def __call__(self, ids_BL: Array, mask_BL: Array, types_BL: Array | None = None) -> Array:
-        """Returns hidden states, float32 `[B, L, D]`.
+        """Returns hidden states, float32 `[B, L, D]`, of int32 token ids, padded on the right.
 
-        Args:
-          ids_BL: int32 token ids, padded on the right.
-          mask_BL: bool, False at padding.
-          types_BL: int32 segments; None: one segment, 0.
+        `mask_BL` is bool, False at padding; `types_BL` are int32 segments, None: all 0.
         """
         positions_L = jnp.arange(ids_BL.shape[1]) + self.config.first_position
         place_1LD = self.positions(positions_L)[None]

@@ -174,33 +174,31 @@ def input_axes(name: str) -> int:
     return 0 if not name.endswith("_proj") else 2 if name == "o_proj" else 1
 
 
-def _is_weight(x: object) -> bool:
-    return isinstance(x, Weight)
-
-
 def logical_axes(config: DecoderConfig) -> dict:
     """Returns the logical axes of every parameter, in the tree of `weights`."""
-    return jax.tree.map(lambda w: w.axes, weights(config), is_leaf=_is_weight)
+    return jax.tree.map(lambda w: w.axes, weights(config), is_leaf=lambda x: isinstance(x, Weight))
 
 
 def abstract_params(config: DecoderConfig) -> dict:
     """Returns a `ShapeDtypeStruct` of every parameter, in the tree of `weights`."""
     dtype = jnp.dtype(config.param_dtype)
     return jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=_is_weight
+        lambda w: jax.ShapeDtypeStruct(w.shape, dtype),
+        weights(config),
+        is_leaf=lambda x: isinstance(x, Weight),
     )
 
 
 def param_count(config: DecoderConfig) -> int:
     """Returns the number of parameters; a tied head counts once."""
-    flat = jax.tree.leaves(weights(config), is_leaf=_is_weight)
+    flat = jax.tree.leaves(weights(config), is_leaf=lambda x: isinstance(x, Weight))
     return sum(math.prod(w.shape) for w in flat)
 
 
 def init_params(config: DecoderConfig, key: Array) -> dict:
     """Returns initial parameters in the tree of `weights`; consumes `key`."""
     dtype = jnp.dtype(config.param_dtype)
-    flat, treedef = jax.tree.flatten(weights(config), is_leaf=_is_weight)
+    flat, treedef = jax.tree.flatten(weights(config), is_leaf=lambda x: isinstance(x, Weight))
     # One key per parameter, in the fixed order of `weights`: the same draws on any mesh.
     keys = jax.random.split(key, len(flat))
 
@@ -215,10 +213,7 @@ def init_params(config: DecoderConfig, key: Array) -> dict:
 
 
 def compute_dtype_of(path: Any, x: Any, compute: str) -> Any:
-    """Returns the dtype in which a forward pass reads a parameter, of a key path, with a dtype.
-
-    Storing the parameter in this dtype does not change the results.
-    """
+    """Returns the dtype in which a forward pass reads a parameter with a key path."""
     name = jax.tree_util.keystr(path)
     # Gains of norms and value heads multiply in float32, so they keep their storage dtype.
     is_wide = "_norm" in name or "['head']" in name

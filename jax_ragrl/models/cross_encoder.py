@@ -1,8 +1,7 @@
 """Cross-encoders: a transformer that reads a query and a passage together and returns one score.
 
 As sequence-classification models with one label in Transformers, and as `CrossEncoder` of
-sentence-transformers uses them (Nogueira and Cho 2019, arXiv 1901.04085). The score of a pair says
-how relevant the passage is; scores of different models are not comparable.
+sentence-transformers uses them (Nogueira and Cho 2019, arXiv 1901.04085).
 """
 
 from __future__ import annotations
@@ -42,13 +41,9 @@ MODEL_TYPES = (*bert.FAMILIES, "modernbert")
 class HeadSpec:
     """The layers between the pooled hidden state and the score.
 
-    Fields:
-      pooling: `cls` or `mean`.
-      activation: of the dense layer, `tanh` or a key of `bert.ACTIVATIONS`.
-      dense_bias: whether the dense layer has a bias.
-      norm: the epsilon of a layer norm after the activation, or None.
-      norm_bias: whether that norm has a bias.
-      names: the checkpoint's names of the modules `dense`, `norm` and `score`.
+    `pooling` is `cls` or `mean`, `activation` is `tanh` or a key of `bert.ACTIVATIONS`, `norm` is
+    the epsilon of a layer norm after it, or None. `names` are the checkpoint's names of the modules
+    `dense`, `norm` and `score`.
     """
 
     pooling: str
@@ -116,14 +111,9 @@ def score_tokens(
 
 
 class CrossEncoder:
-    """Scores pairs of texts; `load_cross_encoder` returns one.
+    """Scores pairs of texts of at most `longest` tokens; `load_cross_encoder` returns one.
 
-    Args:
-      model: the transformer and its head.
-      tokenizer: its Hugging Face tokenizer.
-      backbone: the sizes of the transformer.
-      longest: tokens of the longest pair.
-      activation: of the logits, a key of `pooling.ACTIVATIONS`.
+    `activation`, a key of `pooling.ACTIVATIONS`, is that of the logits.
     """
 
     def __init__(
@@ -156,7 +146,6 @@ class CrossEncoder:
         return np.asarray(jax.device_get(ACTIVATIONS[self.activation](jax.device_put(logits_N))))
 
     def _tokenize(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], Any]:
-        """Returns the token ids and the segments of each pair."""
         queries, passages = zip(*pairs, strict=True)
         encoding = self._tokenizer(
             list(queries),
@@ -174,12 +163,8 @@ class CrossEncoder:
 def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
     """Loads a cross-encoder with one label, of the BERT family or ModernBERT.
 
-    Args:
-      name: a folder, or OWNER/NAME on the Hugging Face Hub, see `by_name.resolve_model`.
-
-    Raises:
-      UserError: there is no such model, it is of another kind or has several labels, or its weights
-        are missing or misshapen.
+    `name` is a folder, or OWNER/NAME on the Hub. Raises `UserError` if there is no such model, it
+    is of another kind or has several labels, or its weights are missing or misshapen.
     """
     folder = resolve_model(name, forms=FORMS)
     fields = read_json(folder / "config.json")
@@ -203,11 +188,7 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
 
 
 def score_activation(fields: dict[str, Any]) -> str:
-    """Returns the activation of the logits that a `config.json` names, else the sigmoid.
-
-    Raises:
-      UserError: an activation that is not supported.
-    """
+    """Returns the activation of the logits in a `config.json`, else the sigmoid."""
     newer = (fields.get("sentence_transformers") or {}).get("activation_fn")
     name = newer or fields.get("sbert_ce_default_activation_function") or "Sigmoid"
     activation = name.rsplit(".", 1)[-1]
@@ -220,7 +201,6 @@ def score_activation(fields: dict[str, Any]) -> str:
 
 
 def _load_model(folder: pathlib.Path, backbone: Backbone, spec: HeadSpec) -> ScoreModel:
-    """Returns the transformer and its head with the weights of a folder."""
     body_name, canonical = backbone.names()
     head = dict(zip(("dense", "norm", "score"), spec.names, strict=True))
 

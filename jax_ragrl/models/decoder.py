@@ -4,9 +4,6 @@ A forward pass is: embedding lookup, the layers (`models/layer.py`), a final nor
 logits. Weights are stacked over layers and the forward is a `lax.scan`, so compile time does not
 grow with depth; decoding with a cache unrolls the layers instead.
 
-Which keys a query attends to is an argument: a mask, such as `causal_mask` for packed segments, or
-the place up to which each token is visible, for training rows that hold prefix trees.
-
 Sources: Qwen2 (arXiv 2407.10671), Qwen3 (2505.09388), Llama 3 (2407.21783), as in Transformers.
 """
 
@@ -65,12 +62,7 @@ class KVCache(NamedTuple):
 class Decoder(nnx.Module):
     """A decoder-only transformer. Split it (`SplitModel`) to pass it to jitted functions.
 
-    Fields:
-      embed: the embeddings `[V, D]`.
-      final_norm: the gain of the last norm `[D]`.
-      layers: arrays stacked over layers, by name, see `layer_weights`.
-      lm_head: `[V, D]`; absent if the embeddings are tied.
-      adapter: arrays of a low-rank adapter by name (`models/lora.py`), or None.
+    Its arrays are those of `weights`, and of an adapter (`models/lora.py`) if it has one.
     """
 
     embed: nnx.Param
@@ -126,8 +118,7 @@ class Decoder(nnx.Module):
         """Runs the decoder up to its final norm.
 
         Args:
-          ids_BL: int32 token ids.
-          positions_BL: int32 rotary positions.
+          ids_BL, positions_BL: int32 token ids and rotary positions.
           visibility: which keys each query attends to, one of
             a bool mask `[B, L, S]` with at least one True per query. Without a cache S is L, and
             no query attends to a later key (such pairs are not computed). With a cache the keys
@@ -143,8 +134,7 @@ class Decoder(nnx.Module):
           key_positions_BS: int32 positions of the keys, by default `positions_BL`; required with a
             cache if the config has sliding layers.
           return_cache: without a cache, also return one with the new keys and values.
-          layers: with a cache, the result of `unstacked_layers`, computed before a loop over
-            tokens.
+          layers: with a cache, the result of `unstacked_layers` from before a loop over tokens.
 
         Returns:
           Hidden states `[B, L, D]` in the compute dtype, and the cache (None without one).
@@ -227,7 +217,6 @@ def _for_layers(
 def _scan_layers(
     call: LayerCall, layers: dict[str, Array], x_BLD: Array, return_cache: bool
 ) -> tuple[Array, KVCache | None]:
-    """Runs all layers as one scan, so the size of the program does not depend on their number."""
     c = call.config
     is_sliding = jnp.array([i in c.sliding_layers for i in range(c.num_layers)])
 
@@ -288,10 +277,7 @@ def init_sharded(
 ) -> Decoder:
     """Returns `Decoder(config, rngs=rngs)` on a mesh; no device ever holds a full copy.
 
-    `rules` give the mesh axes of each logical axis.
-
-    Raises:
-      UserError: a dimension does not divide its mesh axis.
+    Raises `UserError` if a dimension does not divide its mesh axis.
     """
     layout = tree_shardings(logical_axes(config), abstract_params(config), mesh, rules)
     init = jax.jit(functools.partial(init_params, config), out_shardings=layout)

@@ -71,12 +71,7 @@ def embed_tokens(graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: 
 class TextEncoder:
     """An `Encoder` of `retrieval.embed`; `load_encoder` returns one.
 
-    Args:
-      model: the transformer, its pooling and what follows.
-      tokenizer: its Hugging Face tokenizer.
-      backbone: the sizes of the transformer.
-      settings: prefixes, longest input, pooling and normalization.
-      source, weights: the folder or `minilm`, and a digest of the weights, for `describe`.
+    `source` is the folder or `minilm`, and `weights` a digest of the weights, for `describe`.
     """
 
     def __init__(
@@ -156,11 +151,7 @@ class TextEncoder:
 
 
 def minilm_folder() -> pathlib.Path:
-    """Returns the folder of all-MiniLM-L6-v2 inside its installed package.
-
-    Raises:
-      UserError: the package is not installed.
-    """
+    """Returns the folder of all-MiniLM-L6-v2 in its package; `UserError` if that is missing."""
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
@@ -173,11 +164,7 @@ def minilm_folder() -> pathlib.Path:
 def encoder_units(source: str) -> Units:
     """Returns the tokens of an encoder as units of the size of chunks; reads no weights.
 
-    Args:
-      source: as for `load_encoder`.
-
-    Raises:
-      UserError: there is no such model, or its tokenizer does not give the places of tokens.
+    Raises `UserError` if there is no such model, or its tokenizer gives no places of tokens.
     """
     folder, backbone, settings = read_config(source)
     tokenizer = load_tokenizer(read_modules(folder).transformer, backbone)
@@ -186,7 +173,6 @@ def encoder_units(source: str) -> Units:
 
 
 def token_units(source: str, tokenizer: Any, settings: Settings) -> Units:
-    """Returns tokens as units; errors: `encoder_units`."""
     if not tokenizer.is_fast:
         raise UserError(
             f"the tokenizer of {source} has no tokenizer.json, which says where tokens are in a "
@@ -205,11 +191,7 @@ def token_units(source: str, tokenizer: Any, settings: Settings) -> Units:
 
 
 def _without_leading_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the characters of a token, which may begin with the space before a word.
-
-    A sentence or a word begins at its first visible character, as tokens do of which the tokenizer
-    trims the offsets. A token of white space alone is returned as it is.
-    """
+    """Returns the place of a token without white space before it, unless it is nothing else."""
     rest = text[start:end].lstrip()
     return (end - len(rest) if rest else start), end
 
@@ -270,17 +252,10 @@ def check_ids(rows: Sequence[Sequence[int]], backbone: Backbone) -> None:
 def read_config(
     source: pathlib.Path | str, *, weights: bool = False
 ) -> tuple[pathlib.Path, Backbone, Settings]:
-    """Reads the config files of an encoder, but no weights.
+    """Reads the config files of an encoder; `weights` of a model on the Hub are downloaded too.
 
-    Args:
-      source: the name of a model, see `by_name.resolve_model`, or `minilm`.
-      weights: whether to download the weights of a model on the Hugging Face Hub too.
-
-    Returns:
-      The folder of the model, the sizes of its transformer and the settings.
-
-    Raises:
-      UserError: there is no such model, or it is of another kind.
+    `source` is the name of a model, see `by_name.resolve_model`, or `minilm`. Raises `UserError` if
+    there is no such model, or it is of another kind.
     """
     is_minilm = str(source) == MINILM
     folder = minilm_folder() if is_minilm else resolve_model(source, weights=weights, forms=FORMS)

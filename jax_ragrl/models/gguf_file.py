@@ -1,9 +1,8 @@
 """GGUF files: read for their config, and converted once to a Hugging Face folder in a cache.
 
 Each tensor keeps its exact values: float16 and bfloat16 tensors keep their dtype, and a quantized
-tensor, whose values are products of a float16 scale and an integer, becomes float32 (bfloat16 would
-round it to 8 bits, more than some quantizations did). The folder is written under another name and
-renamed, so that it is complete whenever it exists, whichever of several processes wrote it.
+tensor becomes float32, because bfloat16 would round it to 8 bits. The folder is written under
+another name and renamed, so that it is complete whenever it exists.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -78,7 +77,6 @@ ROPE_SCALING = "rope.scaling."
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file, by its name."""
     return path.suffix == SUFFIX and not path.is_dir()
 
 
@@ -119,10 +117,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _key(path: Path) -> str:
-    """A folder's name for a file: by its size, time of change and both ends.
+    """A folder's name for a file, by its size, time of change and both ends.
 
-    The header, at the beginning, holds every setting, and training changes every tensor, the last
-    one included; reading 30 GB at each start to hash all of it would take a minute.
+    The header holds every setting, and training changes the last tensor too. To read 30 GB at each
+    start would take a minute.
     """
     status = path.stat()
     digest = hashlib.sha256(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
@@ -137,11 +135,7 @@ class GGUF:
     """A GGUF file of a supported decoder."""
 
     def __init__(self, path: Path):
-        """Reads the header and checks that the config, the tensors and their types are supported.
-
-        Raises:
-          UserError: as in `convert`.
-        """
+        """Reads the header; raises `UserError` if something in it is not supported."""
         reader = _open(path)
         self.path = path
         self.fields = _Fields(path, reader.fields)
@@ -151,7 +145,6 @@ class GGUF:
         self._check_tensors()
 
     def write(self, folder: Path) -> None:
-        """Writes weights, config and tokenizer into a folder."""
         names = hf.stored_tensors(self.decoder_config)
         with progress(f"convert {self.path.name}", "tensor", len(self.tensors)) as bar:
             entries = [self._entry(*row, bar=bar) for row in names]
@@ -187,12 +180,11 @@ class GGUF:
         tensor = self.tensors[gguf_name(name, layer)]
         value = np.asarray(dequantize(tensor.data, tensor.tensor_type))
         # llama.cpp reorders these rows for Llama, but not for Qwen.
-        if self.fields["general.architecture"] == "llama" and name in ("q_proj", "k_proj"):
+        if self.fields.get("general.architecture") == "llama" and name in ("q_proj", "k_proj"):
             return split_halves(value, self.decoder_config.head_dim)
         return value
 
     def _config(self) -> dict[str, Any]:
-        """The fields of `config.json`; `hf_config` checks that their values are supported."""
         kind = self._family()
         values = self.fields.below(f"{kind}.")
         heads = self._number(values, "attention.head_count")
@@ -225,7 +217,6 @@ class GGUF:
         }
 
     def _family(self) -> str:
-        """The model type of a supported file."""
         kind = str(self.fields.get("general.architecture"))
         if kind not in hf_config.FAMILIES:
             raise UserError(
@@ -323,9 +314,6 @@ class _Fields:
                 f"{self._path} has {name} in another encoding than UTF-8: download it again"
             ) from error
 
-    def __getitem__(self, name: str) -> Any:
-        return self._read(name)
-
     def get(self, name: str, default: Any = None) -> Any:
         return self._read(name) if name in self._fields else default
 
@@ -349,10 +337,7 @@ def _open(path: Path) -> Any:
             raise UserError(f"{path} is not a GGUF file: download it again")
 
     class Reader(GGUFReader):
-        """Raises where `GGUFReader` takes the bytes behind the end of the file for empty values.
-
-        A count in the header is then no longer than the file, whatever it says.
-        """
+        """Raises where `GGUFReader` takes bytes behind the end of the file for empty values."""
 
         reads = 0
 
@@ -399,10 +384,8 @@ def llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[str
     """The `rope_scaling` of Llama 3.1 and later whose frequencies are divided by `factors`.
 
     The file holds the result, float32 `[head_dim / 2]`, and not the four numbers it comes from. All
-    published models share three of them; the fourth is the largest of the factors.
-
-    Raises:
-      UserError: these numbers do not give the factors of the file.
+    published models share three of them; the fourth is the largest of the factors. `UserError` if
+    these numbers do not give the factors of the file.
     """
     scaling = RopeScaling("llama3", factor=float(factors.max(initial=1.0)))
     plain, _ = frequencies(head_dim, theta, None)

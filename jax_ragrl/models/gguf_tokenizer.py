@@ -1,11 +1,9 @@
 """The tokenizer in a GGUF file's metadata, as the files of a Hugging Face folder.
 
-Two kinds are read (`tokenizer.ggml.model`). Byte-level BPE (`gpt2`: Qwen, Llama 3, SmolLM2): GGUF
-stores a vocabulary, its merges and the name of the rule that splits text before merging
-(`tokenizer.ggml.pre`), not the rule. The rules are taken from the published `tokenizer.json` of
-each family. SentencePiece BPE (`llama`: Llama 2, TinyLlama, Mistral 7B): GGUF stores a score per
-piece and no merges. SentencePiece merges the neighbors whose union has the highest score, so the
-scores are the order of the merges.
+Two kinds are read. Of byte-level BPE (`gpt2`: Qwen, Llama 3, SmolLM2) GGUF stores a vocabulary, its
+merges and the name of the rule that splits text before merging; the rules themselves are those of
+the published `tokenizer.json` of each family. Of SentencePiece BPE (`llama`: Llama 2, TinyLlama,
+Mistral 7B) it stores a score per piece, which gives the order of the merges.
 """
 
 from __future__ import annotations
@@ -54,13 +52,9 @@ SPECIAL = {
 
 
 def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a file's metadata.
+    """The tokenizer of a file's metadata: values by the names after `tokenizer.ggml.`.
 
-    Args:
-      fields: values by the names that follow `tokenizer.ggml.` in the file.
-
-    Raises:
-      UserError: another kind of tokenizer, an unknown splitting rule, or damaged fields.
+    Raises `UserError` for another kind of tokenizer, an unknown splitting rule or damaged fields.
     """
     kinds = {BYTE_LEVEL: _byte_level, SENTENCE_PIECE: _sentence_piece}
     if (model := str(fields.get("model"))) not in kinds:
@@ -88,7 +82,6 @@ def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
 
 
 def _byte_level(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
-    """Byte-level BPE, without added tokens."""
     rule = str(fields.get("pre"))
     if rule not in SPLITS:
         raise UserError(

@@ -83,12 +83,10 @@ class Layout(NamedTuple):
         return (_span(index, self.shape),) if self.flat else index
 
     def from_stored(self, block: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
-        """`self[index]` from that part."""
         shape = [len(range(*s.indices(n))) for s, n in zip(index, self.shape, strict=True)]
         return (block.T if self.inputs else block).reshape(shape)
 
     def to_stored(self, value: np.ndarray) -> np.ndarray:
-        """The whole stored tensor."""
         if not self.inputs:
             return value.reshape(self.stored_shape)
         return value.reshape(self.stored_shape[::-1]).T
@@ -104,7 +102,6 @@ def _span(index: tuple[slice, ...], dims: tuple[int, ...]) -> slice:
 
 
 def layout_of(name: str, weight: Weight) -> Layout:
-    """The layout of parameter `name`, whose `weight` is that of one layer."""
     return Layout(weight.shape, input_axes(name), flat=name.endswith("_bias"))
 
 
@@ -141,15 +138,12 @@ def load_decoder(
     head: bool = True,
     rules: Rules | None = None,
 ) -> Decoder:
-    """Loads the decoder of a Hugging Face folder.
+    """Loads the decoder of a local Hugging Face folder, to compute in `dtype`.
 
     Args:
-      folder: a local folder; `by_name.resolve_model` returns it for the name of a model.
       mesh: the devices that the parameters are sharded over; None: the first device.
-      dtype: the compute dtype.
       param_dtype: the dtype that the parameters are kept in; None: `dtype`.
       head: whether logits are needed; False leaves an untied head out, as for a text encoder.
-      rules: the mesh axes of each logical axis; None takes the default rules.
 
     Raises:
       UserError: a family or config field that is not supported, or tensors that are missing,
@@ -279,17 +273,15 @@ def save_decoder(
     """Writes a folder that Transformers loads without a missing or unexpected key.
 
     With several hosts all call it and the first one writes. The folder appears only when it is
-    complete.
+    complete; it has the files of a tokenizer if `tokenizer_folder` has them.
 
     Args:
-      decoder: without an adapter, and not in int8.
-      folder: does not exist, or is empty.
-      tokenizer_folder: the tokenizer's files and token ids are copied from it; None: no tokenizer.
       max_shard_bytes: the largest size of a safetensors file with more than one tensor.
       dtype: of the written tensors; None: the dtype that the parameters are kept in.
 
     Raises:
-      UserError: the decoder cannot be saved, the folder is not empty, or the tokenizer is missing.
+      UserError: the decoder has an adapter or is in int8, the folder is not empty, or the tokenizer
+        is missing.
     """
     if decoder.adapter is not None:
         raise UserError(
@@ -315,10 +307,9 @@ def write_checkpoint(
     tokenizer_folder: str | Path | None,
     max_shard_bytes: int,
 ) -> Path:
-    """Writes the folder of `save_decoder`, fetching one parameter at a time.
+    """Writes the folder of `save_decoder` with the fields `raw` of `config.json`.
 
-    `raw` are the fields of `config.json`; `parameter` returns a parameter by its name and layer,
-    or layer None for one of the model.
+    `parameter` returns a parameter by its name and layer, None for one of the model.
     """
 
     def entry_of(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:

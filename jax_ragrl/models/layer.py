@@ -34,7 +34,6 @@ class LayerCall(NamedTuple):
     """The inputs that all layers of one forward pass share.
 
     Fields:
-      config: the sizes and numerics of the decoder.
       adapter_scale: the factor `alpha / rank` of a low-rank adapter; unused without one.
       rope: cosine and sine of the rotary embedding, float32 `[B, L, F / 2]`, see `rope_tables`.
       visibility: which keys each query attends to. One of
@@ -61,14 +60,11 @@ def decoder_layer(
     is_sliding: Array,
     cache: tuple[KeysValues, KeysValues] | None = None,
 ) -> tuple[Array, KeysValues]:
-    """Runs one layer.
+    """Runs one layer on the residual stream, in the compute dtype.
 
     Args:
-      call: the inputs that all layers share.
-      x_BLD: the residual stream, in the compute dtype.
       p: the arrays of this layer by name (`layer_weights`), including the arrays of its adapter.
-      is_sliding: bool scalar, whether this layer attends within the sliding window only; an array,
-        because it differs between layers of one scan.
+      is_sliding: bool scalar, whether this layer attends within the sliding window only.
       cache: keys and values `[P, K, S', F]` of prefixes, each of B / P adjacent rows, and those
         that come after them, `[B, K, S, F]`, to update; None: attention within the row.
 

@@ -27,21 +27,10 @@ PERIOD, GLOBAL_BASE, LOCAL_BASE, WINDOW = 3, 160_000.0, 10_000.0, 128
 
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig:
-    """The sizes and numerics of an encoder.
+    """The sizes and numerics of an encoder, named as in `config_from_hf`.
 
-    Fields:
-      vocab: rows of the embeddings.
-      width: D, the width of the hidden states.
-      heads: attention heads.
-      hidden: the width inside the gated network.
-      max_length: the longest trained input, in tokens.
-      sliding: per layer, whether it attends within the window only.
-      reach: the farthest neighbor within the window, in tokens.
-      bases: the rotary bases of full and of sliding layers.
-      epsilon: added to the variance of a layer norm.
-      activation: a key of `bert.ACTIVATIONS`.
-      norm_bias, attention_bias, hidden_bias: which layers have biases.
-      pad_id: the token id of padding.
+    `sliding` says per layer whether it attends within the window only, `reach` is the farthest
+    neighbor within it, in tokens, and `bases` are the rotary bases of full and of sliding layers.
     """
 
     vocab: int
@@ -61,11 +50,7 @@ class ModernBertConfig:
 
 
 def config_from_hf(fields: dict[str, Any]) -> ModernBertConfig:
-    """Returns the config of the fields of a Hugging Face `config.json`.
-
-    Raises:
-      UserError: an unknown activation, stretched rotary positions or a missing field.
-    """
+    """Returns the config of a `config.json`; `UserError` if a field is missing or unsupported."""
     activation = fields.get("hidden_activation", "gelu")
     if activation not in ACTIVATIONS:
         raise UserError(

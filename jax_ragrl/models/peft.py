@@ -45,8 +45,7 @@ def save_lora(
     """Writes the adapter in PEFT's layout, without the base, and returns the folder.
 
     Args:
-      decoder: the decoder with the adapter. On several hosts all processes call this.
-      folder: the new folder.
+      decoder: has the adapter. On several hosts all processes call this.
       base_model: the folder or the name of the base, for the config file.
       revision: the branch, tag or commit of a base on the Hub; None: the main branch.
     """
@@ -103,11 +102,9 @@ def _to_peft(
 
 
 def load_lora(decoder: Decoder, folder: str | Path, mesh: Mesh | None = None) -> Decoder:
-    """Returns `decoder` with the adapter of a PEFT folder.
+    """Returns a decoder around the base `decoder` with the adapter of a PEFT folder.
 
     Args:
-      decoder: the base; unchanged.
-      folder: the folder with `adapter_config.json` and `adapter_model.safetensors`.
       mesh: the mesh to place the adapter on; None takes the first local device.
 
     Raises:

@@ -59,12 +59,8 @@ class VisibleKeys(NamedTuple):
 def uses_decode_kernel(config: DecoderConfig, prefix: int, own: int) -> bool:
     """Returns whether rows that are being decoded take the kernel.
 
-    It needs half precision, heads of one of the `HEAD_WIDTHS`, and no sliding window. On a mesh
-    the tensor axis must split the key-value heads.
-
-    Args:
-      config: the sizes and numerics of the decoder.
-      prefix, own: slots of both parts, which blocks of keys must divide.
+    Blocks of keys must divide the slots `prefix` and `own` of both parts. On a mesh the tensor axis
+    must split the key-value heads.
     """
     c = config
     fits = prefix % KEY_BLOCKS[-1] == 0 and own % KEY_BLOCKS[-1] == 0
@@ -148,7 +144,6 @@ def _by_kernel(
     prefix_B: Array,
     own_B: Array,
 ) -> Array:
-    """Attends to each part and joins both."""
     prompts, kv, width = k_PKSF.shape[0], k_PKSF.shape[1], q_B1HF.shape[-1]
     q_PWKGF = q_B1HF.reshape(prompts, -1, kv, q_B1HF.shape[2] // kv, width)
     siblings, group = q_PWKGF.shape[1], q_PWKGF.shape[3]
@@ -192,7 +187,6 @@ def _attend(q_NJF: Array, k_RKSF: Array, v_RKSF: Array, count_R: Array, largest:
 
 
 def _join(first: list[Array], last: list[Array]) -> Array:
-    """Returns the float32 output of the softmax over both parts."""
     top = jnp.maximum(first[2], last[2])
     first_weight, last_weight = jnp.exp(first[2] - top), jnp.exp(last[2] - top)
     total = first[1] * first_weight + last[1] * last_weight

@@ -94,14 +94,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 class Modules(NamedTuple):
-    """The modules of a folder.
-
-    Fields:
-      transformer: the folder of config, tokenizer and weights.
-      pooling: the folder of the pooling's config.
-      dense: the folders of dense layers.
-      normalise: whether the last module normalizes.
-    """
+    """The folders of a model's modules, and whether the last module normalizes."""
 
     transformer: pathlib.Path
     pooling: pathlib.Path
@@ -112,8 +105,7 @@ class Modules(NamedTuple):
 def read_modules(folder: pathlib.Path) -> Modules:
     """Returns the modules that `modules.json` lists; a plain folder has a transformer only.
 
-    Raises:
-      UserError: another module, or another order of modules.
+    Raises `UserError` for other modules, or another order.
     """
     entries: list[dict[str, str]] = read_json(folder / "modules.json") or []
     if not entries:
@@ -131,11 +123,7 @@ def read_modules(folder: pathlib.Path) -> Modules:
 
 
 def dense_spec(folder: pathlib.Path) -> DenseSpec:
-    """Returns the dense layer of a module's folder.
-
-    Raises:
-      UserError: an activation or a connection that is not supported.
-    """
+    """Returns the dense layer of a module's folder; `UserError` if it is not supported."""
     fields = DENSE | read_json(folder / "config.json")
     activation = fields["activation_function"].rsplit(".", 1)[-1]
     tensors = {fields.get(name) or "sentence_embedding" for name in DENSE_TENSORS}
@@ -148,7 +136,6 @@ def dense_spec(folder: pathlib.Path) -> DenseSpec:
 
 
 def _pooling(path: pathlib.Path, default: str) -> str:
-    """Returns the pooling of a `1_Pooling/config.json`; the default without that file."""
     fields = read_json(path)
     if not fields:
         return default
@@ -185,12 +172,8 @@ def read_settings(
 ) -> Settings:
     """Returns the settings in the sentence-transformers files of a folder.
 
-    Args:
-      folder: of the model.
-      defaults: pooling and normalization of a folder without these files.
-
-    Raises:
-      UserError: an unsupported module or pooling, or malformed JSON.
+    `defaults` are pooling and normalization of a folder without these files. Raises `UserError` for
+    an unsupported module or pooling, or malformed JSON.
     """
     modules = read_modules(folder)
     fields = read_json(folder / "config_sentence_transformers.json")

@@ -41,7 +41,7 @@ from jax_ragrl.sampling.decode import (
     decode,
     start_decode,
 )
-from jax_ragrl.sampling.pages import ContextCache, KeptPrefix
+from jax_ragrl.sampling.pages import ContextCache
 
 # The numbers of some prompts of a batch, and the samples of their rows, on the host.
 PartialSamples = tuple[np.ndarray, Samples]
@@ -50,19 +50,15 @@ Finish = Callable[[], list[PartialSamples]]
 
 @dataclasses.dataclass(frozen=True)
 class PromptBatch:
-    """A batch of prompts that is ready to be decoded.
+    """A batch of prompts that is ready to be decoded by a split decoder on a mesh.
 
     Fields:
-      model: a split decoder, on the devices.
-      prompts: the padded prompts, on the host.
-      ids_BL: int32, their tokens that have to be run, on the host.
+      prompts, ids_BL: the padded prompts and their int32 tokens that have to be run, on the host.
       length: the padded length of the prompts in tokens.
       grammar: the constraints of all rows, on the devices.
       slots: the sizes of the cache, ascending, in new tokens.
       sizes: the batch sizes that it may shrink to, in prompts per device.
       use_top_p, stride: as in `decode`.
-      mesh: the mesh of the model; None without one.
-      counters: counts the work.
       contexts: keeps the contexts of the batch; None: none are kept.
       tokens: with `contexts`, the int32 tokens of each prompt.
       matches: the pages of each prompt that `contexts` has; None: all tokens are run.
@@ -85,7 +81,6 @@ class PromptBatch:
 
     @property
     def width(self) -> int:
-        """Rows per prompt, padding included."""
         return int(self.prompts.seed_BW.shape[1])
 
     @property
@@ -102,12 +97,13 @@ class PromptBatch:
         prompts, ids_BL = shard_batch(host, self.mesh)
         self.counters.add_prefill(*self.ids_BL.shape)
         size = f"{self.ids_BL.shape[0]} x {self.ids_BL.shape[1]}"
-        kept = "" if self.matches is None else " after kept tokens"
-        name = f"prefill {size}{kept}, width {self.width} + {self.slots[0]}"
+        kept, after = None, ""
+        if self.contexts is not None and self.matches is not None:
+            kept = self.contexts.prefix(self.matches, len(self.ids_BL), self.length)
+            after = " after kept tokens"
+        name = f"prefill {size}{after}, width {self.width} + {self.slots[0]}"
         with mesh_context(self.mesh), report_compiling(name):
-            state, prefix = start_decode(
-                self.model, prompts, ids_BL, self._kept(), slots=self.slots[0]
-            )
+            state, prefix = start_decode(self.model, prompts, ids_BL, kept, slots=self.slots[0])
         state = self._decode(prompts, state, prefix)
         if self.is_one_program and self.contexts is None:
             # The caches can be freed when the program has ended.
@@ -177,11 +173,6 @@ class PromptBatch:
                 stride=self.stride,
             )
 
-    def _kept(self) -> KeptPrefix | None:
-        if self.contexts is None or self.matches is None:
-            return None
-        return self.contexts.prefix(self.matches, len(self.ids_BL), self.length)
-
     def _smallest_size(self, live_WN: np.ndarray) -> int:
         """Returns the smallest batch size, in prompts per device, that holds all live prompts.
 
@@ -203,10 +194,7 @@ class PromptBatch:
 
 
 def resize_all(tree: Any, **options: Any) -> Any:
-    """Returns the results of `resize` for all arrays of a tree.
-
-    The inputs are freed one array at a time, so the memory in use grows by one array at most.
-    """
+    """Returns `resize` of all arrays of a tree, which are freed one at a time."""
 
     def replace(x: Array) -> Array:
         if not x.ndim:

@@ -25,14 +25,7 @@ PAGE = 16  # tokens per page
 
 @dataclasses.dataclass(eq=False)
 class _Page:
-    """A page of the tree.
-
-    Fields:
-      number: its number; -1 for the root, which has no tokens.
-      parent: the page before it.
-      ids: the bytes of its tokens.
-      children: the pages after it, by the bytes of their tokens.
-    """
+    """A page of the tree: a number, -1 for the root, the bytes of its tokens, and what follows."""
 
     number: int
     parent: _Page | None = None
@@ -41,12 +34,6 @@ class _Page:
 
 
 class KeptContexts:
-    """The pages of one device.
-
-    Args:
-      pages: the number of pages.
-    """
-
     def __init__(self, pages: int) -> None:
         self._root = _Page(-1)
         self._free = [*range(pages)][::-1]
@@ -67,8 +54,7 @@ class KeptContexts:
     def add(self, ids: np.ndarray) -> dict[int, int]:
         """Adds a context, as far as there is room, and pins its pages.
 
-        Returns:
-          The numbers of the pages that must be written, by their places in the context.
+        Returns the numbers of the pages that must be written, by their places in the context.
         """
         path, new = self._path(ids), dict[int, int]()
         self._use(path)
@@ -85,11 +71,9 @@ class KeptContexts:
         return new
 
     def release(self) -> None:
-        """Removes all pins."""
         self._pinned.clear()
 
     def _path(self, ids: np.ndarray) -> list[_Page]:
-        """Returns the pages that begin a context."""
         path, page = list[_Page](), self._root
         for key in _full_pages(ids):
             if key not in page.children:
@@ -122,5 +106,4 @@ def _full_pages(ids: np.ndarray) -> Iterator[bytes]:
 
 
 def page_count(tokens: int) -> int:
-    """Returns the number of pages that hold a number of tokens."""
     return -(-tokens // PAGE)

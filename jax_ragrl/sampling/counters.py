@@ -22,11 +22,9 @@ class SamplingCounters:
     programs: int = 0
 
     def add_prefill(self, rows: int, length: int) -> None:
-        """Counts a program that runs `length` tokens of each of some rows."""
         self.prefill_tokens += rows * length
         self.programs += 1
 
     def add_decode(self, rows: int, steps: int) -> None:
-        """Counts a program that takes `steps` decode steps with some rows."""
         self.row_steps += rows * int(steps)
         self.programs += 1

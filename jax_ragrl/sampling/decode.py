@@ -43,7 +43,6 @@ FLAT_SAMPLING_LIMIT, SAMPLING_BLOCKS, SUBLANES = 4096, 128, 8
 
 
 def check_stride() -> int:
-    """Returns the number of decode steps between checks for early stopping on these devices."""
     return CHECK_STRIDE if jax.default_backend() == "gpu" else 1
 
 
@@ -88,7 +87,7 @@ class Samples(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """The carry of the decoding loop.
+    """The carry of the decoding loop; `ids_BT` to `count_B` and `removed_B` as in `Samples`.
 
     Fields:
       t: int32 scalar, decode steps so far; a row that is done has fewer tokens.
@@ -96,7 +95,6 @@ class DecodeState(NamedTuple):
         prefix cache never changes and is passed separately.
       logits_BV: logits of the next token, see `_stored`.
       done_B: bool, whether a row has ended.
-      ids_BT, logps_BT, count_B, removed_B: as in `Samples`.
       stop_state_B: uint8 state of each row in the stop-string automaton `Grammar.stop_SV`.
       grammar_state_B: int32 state of each row in `Grammar.automaton`; None without one.
     """
@@ -113,7 +111,6 @@ class DecodeState(NamedTuple):
     removed_B: Array | None = None
 
     def samples(self) -> Samples:
-        """Returns the tokens so far."""
         return Samples(self.ids_BT, self.logps_BT, self.count_B, self.removed_B)
 
 
@@ -157,8 +154,6 @@ def start_decode(
     """Runs prompts, each once for all of its rows.
 
     Args:
-      model: a split `Decoder`.
-      prompts: the batch; rows of padding are done from the start.
       ids_BL: int32 tokens of the prompts, padded on the right; with `kept` those that follow the
         kept ones.
       kept: the keys and values of the first tokens; None: every token is run.
@@ -222,18 +217,12 @@ def decode(
     """Samples tokens until the cache is full or enough rows are done.
 
     Args:
-      model: a split `Decoder`.
-      prompts: the batch.
-      grammar: the constraints of all rows.
       shrink_at_W: int32, per device, of the W that share the batch in equal parts: the loop ends
         early when no device has more than this number of prompts with a live row.
       state: the state to continue from; its buffers are donated.
       prefix: the prefix cache of the prompts; not donated.
       use_top_p: whether any row has a `top_p` below 1; False leaves the nucleus filter out.
       stride: decode steps between checks for early stopping; it changes no result.
-
-    Returns:
-      The new state.
     """
     decoder = model.merge()
     state = state._replace(cache=state.cache._replace(prefix=prefix))
@@ -415,7 +404,6 @@ def sample_token(
         consumed.
       temperature_B: float32; 0 takes the likeliest token.
       top_p_B: float32 nucleus sizes; None, like 1, filters nothing.
-      keys_B: one random key per row.
 
     Returns:
       int32 ids, and float32 log-probabilities at the temperature (at 1 if it is 0), before the
@@ -460,7 +448,6 @@ def gumbel_sample(logits_BV: Array, top_B: Array, keys_B: Array) -> tuple[Array,
     Args:
       logits_BV: float32; minus infinity excludes a token.
       top_B: float32, the largest logit of each row.
-      keys_B: one random key per row.
 
     Returns:
       int32 ids, and float32 `sum(exp(logits - top))`.
@@ -495,7 +482,6 @@ def _in_blocks(logits_BV: Array) -> Array:
 
 
 def _block(logits_BNC: Array, block_B: Array) -> Array:
-    """Returns the logits `[B, C]` of one block per row."""
 
     def gather(logits_BNC: Array, block_B: Array) -> Array:
         return jnp.take_along_axis(logits_BNC, block_B[:, None, None], axis=1)[:, 0]
@@ -551,7 +537,7 @@ def top_p_filter(scaled_BV: Array, top_p_B: Array, parts: int | None = None) -> 
 
 
 def _sortable_bits(x: Array) -> Array:
-    """Maps float32 to uint32 in the same order, so that a search can halve the range exactly."""
+    """Maps float32 to uint32 in the same order."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     # Negative floats order in reverse of their bits; flipping all bits restores the order.

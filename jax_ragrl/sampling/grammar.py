@@ -19,10 +19,8 @@ def allowed_tokens(automaton: TokenAutomaton, state: Array, budget: Array) -> Ar
     At least one token is allowed in every state that the automaton reached within its budget.
 
     Args:
-      automaton: its tables.
       state: int32, the state before the token, of any shape.
-      budget: int32, the tokens that the action may still have, this one included; same shape. At
-        least 1 is assumed.
+      budget: int32, the tokens that the action may still have, this one included, at least 1.
 
     Returns:
       bool, `[..., V]`; V is the size of the tokenizer.
@@ -44,9 +42,7 @@ def removed_mass(logits_BV: Array, masked_BV: Array) -> Array:
 
       1 - sum of p(v) over the allowed tokens v,   p = softmax(logits)
 
-    Args:
-      logits_BV: float32 logits without the mask, divided by the temperature.
-      masked_BV: the same, minus infinity at forbidden tokens.
+    Both are float32 logits, divided by the temperature, without and with the mask.
     """
     all_B, allowed_B = (jax.nn.logsumexp(x_BV, axis=-1) for x_BV in (logits_BV, masked_BV))
     # Rounding may put the difference a little above 0.

@@ -37,14 +37,11 @@ Draw = tuple[int, ...]  # numbers of the jobs that get the same rows
 
 
 class Chunk(NamedTuple):
-    """The prompts of one batch.
+    """The prompts of one batch: the draws of each, one per seed.
 
-    Fields:
-      prompts: the draws of each prompt, one per seed.
-      length: the padded length of the prompts in tokens.
-      size: the number of prompts, padding included.
-      copies: draws per prompt, padding included; a power of two.
-      rest: the padded length of the tokens that have to be run.
+    `length` is their padded length in tokens, `rest` that of the tokens that have to be run. `size`
+    is the number of prompts and `copies` that of draws per prompt, a power of two, padding
+    included.
     """
 
     prompts: list[list[Draw]]
@@ -65,16 +62,13 @@ def batch_jobs(
 ) -> list[Chunk]:
     """Groups jobs that can share a batch: equal grammar and stop strings.
 
+    Raises `ValueError` if a prompt exceeds the longest prompt length.
+
     Args:
-      jobs: the jobs to group.
       width: siblings per job.
-      shapes: the static shapes to pad to.
       devices: the number of devices that share a batch.
       is_small: see `small_programs.uses_one_core`.
       kept: returns the first tokens of a prompt that are kept; None: no prompt has any.
-
-    Raises:
-      ValueError: a prompt exceeds the longest prompt length.
     """
     rests = [0 if kept is None else _rest(job, kept(job.ids), shapes) for job in jobs]
     groups: dict[tuple[JobGrammar, int], list[int]] = {}
@@ -95,7 +89,6 @@ def batch_jobs(
 
 
 def _padded(job: SamplingJob, shapes: Shapes) -> int:
-    """Returns the padded length of a prompt."""
     length = shapes.bucket_length(len(job.ids))
     if length is None:
         longest = shapes.prompt_lengths[-1]
@@ -112,9 +105,7 @@ def _rest(job: SamplingJob, kept: int, shapes: Shapes) -> int:
 def rest_lengths(length: int) -> list[int]:
     """Returns the padded numbers of tokens to run after kept ones, ascending, then 0.
 
-    Args:
-      length: the padded length of the prompt, of which at most half is run: else all of it is, for
-        which kernels are faster.
+    At most half of the padded `length` of the prompt is run, else all of it: kernels are faster.
     """
     powers = (SHORTEST_REST << i for i in itertools.count())
     return [*itertools.takewhile(lambda n: n <= length // 2, powers), 0]
@@ -202,11 +193,9 @@ def pad_prompts(
     """Returns the keys of rows and the parameters of prompts, in host arrays.
 
     Args:
-      prompts: at most `batch` prompts; each is a sequence of at most `copies` jobs that differ in
-        their seeds alone.
+      prompts: each is a sequence of at most `copies` jobs that differ in their seeds alone.
       batch: prompts, padding included.
       width: siblings per job.
-      copies: jobs per prompt, padding included.
       automaton: of the action regex of the jobs, on the host; None without one.
     """
     # The seed and the sibling number of each row; siblings are -1 on padding.

@@ -102,8 +102,7 @@ class Shapes:
     def coarse(self, free: int) -> Shapes:
         """Returns the shapes without those that save no time over the next larger one.
 
-        Args:
-          free: prompt tokens per device that take negligible time, see `runtime.free_work`.
+        `free` prompt tokens per device take negligible time, see `runtime.free_work`.
         """
         lengths, sizes = [self.prompt_lengths[-1]], [self.batch_sizes[-1]]
         for length in reversed(self.prompt_lengths[:-1]):
@@ -136,13 +135,10 @@ class Shapes:
         return sorted(small | {n * devices for n in self.batch_sizes})
 
     def batch_sizes_for(self, length: int, devices: int = 1, copies: int = 1) -> list[int]:
-        """Returns the batch sizes over all devices that a prompt length allows, ascending.
+        """Returns the batch sizes over all devices that a padded prompt length allows, ascending.
 
-        Args:
-          length: the padded length of the prompts in tokens.
-          devices: the number of devices that share the batch.
-          copies: how many equal prompts each prompt of the batch stands for. More than 1 may allow
-            no size, because a batch never has more rows than the largest batch without copies.
+        Each prompt stands for `copies` equal ones. More than 1 may allow no size, because a batch
+        never has more rows than the largest batch without copies.
         """
         first, *larger = self.global_batch_sizes(devices)
         limit = self.max_prompt_tokens * devices

@@ -59,12 +59,7 @@ class KeptPrefix(NamedTuple):
 
 
 class ContextCache:
-    """The contexts that a device keeps from call to call.
-
-    Args:
-      model: a split decoder.
-      tokens: the room, in tokens.
-    """
+    """The contexts that a device keeps from call to call, with room for some tokens."""
 
     def __init__(self, model: SplitModel, tokens: int) -> None:
         self._mesh = mesh_of(model.params)
@@ -82,12 +77,9 @@ class ContextCache:
         return PAGE * len(self.index.match(np.array(ids, np.int32)))
 
     def prefix(self, matches: Sequence[Sequence[int]], batch: int, length: int) -> KeptPrefix:
-        """Returns the kept beginnings of the prompts of a batch.
+        """Returns the kept beginnings of the prompts of a batch, whose pages are `matches`.
 
-        Args:
-          matches: the pages of each prompt, see `KeptContexts.match`.
-          batch: prompts, padding included.
-          length: tokens of the longest prompt, padding included.
+        `batch` prompts and the `length` of the longest one in tokens include padding.
         """
         numbers = {b: dict(enumerate(pages)) for b, pages in enumerate(matches)}
         number_BT = _table(numbers, batch, page_count(length))
@@ -109,7 +101,6 @@ class ContextCache:
           prompts: int32 tokens of the prompts, by their places in the batch.
           ids_RT, count_R: int32 tokens of all rows, and their number, on the host.
           length_B: int32 tokens of all prompts.
-          prefix, cache: the keys and values of the prompts, and of the new tokens of their rows.
         """
         width = len(cache.k[0]) // len(prefix.k[0])
         of_prompt, of_row = dict[int, dict[int, int]](), dict[int, dict[int, int]]()
@@ -153,7 +144,6 @@ def keep_contexts(
 
     Args:
       pages: all kept keys and values; donated.
-      prefix, cache: of the prompts, and of the new tokens of their rows.
       length_B: int32 tokens of each prompt.
       prompt_BT: int32 numbers of the pages of each prompt, from its first token on.
       row_RT: int32 numbers of the pages of each row, from the first page on that its prompt does

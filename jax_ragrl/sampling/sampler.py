@@ -38,13 +38,7 @@ class JobSampler:
     """Samples jobs of one model, in batches.
 
     A job gets the same tokens whatever the other jobs are; jobs with equal prompts are computed
-    together, see `sampling.grouping`.
-
-    Args:
-      model: a split decoder. If its parameters are on a mesh, batches are split over this mesh.
-      tokenizer: supplies the stop ids, and the masks of allowed tokens and stop strings.
-      shapes: the static shapes to pad to.
-      counters: counts the work.
+    together, see `sampling.grouping`. If the model is on a mesh, batches are split over this mesh.
     """
 
     def __init__(
@@ -66,14 +60,9 @@ class JobSampler:
         self._calls = 0
 
     def start(self, jobs: Sequence[SamplingJob], width: int) -> Callable[[], JobSamples]:
-        """Dispatches jobs to the devices, without waiting.
+        """Dispatches jobs, each of which must fit one of `shapes.prompt_lengths`, without waiting.
 
-        Args:
-          jobs: the prompts; each must fit one of `shapes.prompt_lengths`.
-          width: siblings per job.
-
-        Returns:
-          A function that waits and returns for every job, in order, its `width` rows.
+        Returns a function that waits and returns for every job, in order, its `width` rows.
         """
         kept = None if self._contexts is None else self._contexts.kept_tokens
         of_model = self._shapes, self._devices
@@ -158,16 +147,12 @@ def sample_jobs(
 
 
 def _by_job(draws: Sequence[Draw], rows: Sequence[Row], width: int) -> dict[int, list[Row]]:
-    """Returns the rows of each job of a prompt."""
     parts = [[*rows[k : k + width]] for k in range(0, len(rows), width)]
     return {i: part for draw, part in zip(draws, parts, strict=False) for i in draw}
 
 
 def _rows_of(parts: Sequence[PartialSamples], chunk: Chunk, width: int) -> JobSamples:
-    """Returns the rows of each prompt of a chunk.
-
-    A prompt that continued in a smaller batch is in several parts; the last has all its tokens.
-    """
+    # A prompt that continued in a smaller batch is in several parts; the last has all its tokens.
     last = {i: (samples, at) for numbers, samples in parts for at, i in enumerate(numbers.tolist())}
 
     def row(samples: Samples, b: int) -> Row:

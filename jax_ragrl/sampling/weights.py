@@ -37,10 +37,8 @@ def for_sampling(
     base below their adapters) is copied once. On several hosts this is a collective call; each
     process gets the model on its own devices and then samples independently.
 
-    Args:
-      decoders: the decoders by name.
-      donated_arrays: arrays that are copied in any case, because a program that runs during the
-        rollout takes their buffers.
+    `donated_arrays` are copied in any case, because a program that runs during the rollout takes
+    their buffers.
     """
     copied_ids = {id(x) for x in donated_arrays}
     splits = {name: SplitModel.from_model(decoder) for name, decoder in decoders.items()}

@@ -30,7 +30,6 @@ class Clock:
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Ends a lap and starts the next one."""
         now = time.perf_counter()
         self.laps[name], self._last = now - self._last, now
         self.laps["time/compile_s"] = round(compile_seconds() - self._compiled, 1)
@@ -40,8 +39,7 @@ class ProgramCounter:
     """Counts the programs that a process compiles or loads from a cache, by the steps of a run.
 
     A program is unexpected if it compiles after `FIRST_STEPS` steps of the process and after a
-    first evaluation, which has its own programs. Such a step takes longer than the others: a prompt
-    or a row had a length that no step before it had, or something compiles again and again.
+    first evaluation, which has its own programs.
     """
 
     def __init__(self) -> None:
@@ -106,12 +104,9 @@ class Log:
     def write(
         self, step: int, metrics: dict[str, float], trees: list[dict[str, Any]] | None
     ) -> dict[str, Any]:
-        """Writes one step to all outputs; returns its row of `metrics.jsonl`.
+        """Writes a step, the number of completed ones, to all outputs; returns its row.
 
-        Args:
-          step: the number of completed steps.
-          metrics: the metrics of the step, see `run.metric_names`.
-          trees: trees for the report (`rollout.trace.trees`); None: no trees for this step.
+        `trees` are those for the report (`rollout.trace.trees`); None: the step has none.
         """
         row = metrics_row(step, metrics)
         if not self._writes:
@@ -131,12 +126,10 @@ class Log:
         return row
 
     def say(self, text: str) -> None:
-        """Prints a line above the progress bar."""
         if self._writes:
             tqdm.write(text)
 
     def close(self) -> None:
-        """Closes the files."""
         self._stack.close()
 
 
@@ -170,5 +163,4 @@ def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[st
 
 
 def format_number(value: float) -> str:
-    """Formats a number with three decimals, or with none from 100 upwards."""
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"

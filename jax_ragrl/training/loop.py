@@ -57,15 +57,8 @@ from jax_ragrl.training.warden import Warden
 def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     """Trains up to `job.run.steps` updates, resuming from the newest checkpoint in `workdir`.
 
-    With `job.run.patience` the run may end before (`training.early_stop`).
-
-    Args:
-      job: the run's config.
-      parts: the components of the run; its decoders are the policies before the first update.
-      workdir: directory of checkpoints, metrics and logs.
-
-    Returns:
-      The trained policies.
+    With `job.run.patience` the run may end before (`training.early_stop`). The decoders of `parts`
+    are the policies before the first update.
 
     Raises:
       UserError: the environment no longer answers, a metric exceeds its bounds (see `run.guards`),
@@ -139,13 +132,10 @@ def take_step(
     monitor: RunMonitor,
     warden: Warden,
 ) -> tuple[Policies, dict[str, float], list[dict[str, Any]] | None]:
-    """Takes the step of `training.step`, and measures and guards it.
+    """Takes the step of `training.step`, whose policies it donates, and measures and guards it.
 
-    The buffers of the policies are donated; the monitor stops the run if the environment fails.
-
-    Returns:
-      The policies after the step, its metrics without an evaluation, and the trees of its log;
-      None: the step saves no trees.
+    Returns the policies after the step, its metrics without an evaluation, and the trees of its
+    log; None: the step saves no trees.
     """
     method, clock = rollouts.method, Clock()
     # Before the rollouts, which hide the transfer: they do not change the policies.
@@ -197,7 +187,6 @@ def start_or_resume(
 
 
 def make_rollouts(job: Job, parts: Components) -> Rollouts:
-    """Returns the rollouts of a run from its first step on."""
     return Rollouts(
         method=method_of(job),
         data=question_batches(parts.questions["train"], job.run.questions_per_step, job.seed),
@@ -217,9 +206,8 @@ def dev_metrics(
 ) -> dict[str, float]:
     """Evaluates the policies on the first dev questions; keeps predictions and the best policies.
 
-    Returns:
-      Accuracy unless too few questions could be scored (see `is_comparable`), the fraction of each
-      strategy, and the number of failed questions if any failed; nothing without dev questions.
+    Without dev questions there are no metrics, and no accuracy if too few of them could be scored
+    (see `is_comparable`).
     """
     questions = parts.questions["dev"][: job.run.dev_questions]
     if not questions:
@@ -242,11 +230,7 @@ def dev_metrics(
 
 
 def check_records(job: Job, workdir: pathlib.Path, start: int) -> None:
-    """Warns of lost records of finished steps.
-
-    Raises:
-      UserError: a row is lost that the guard, `run.patience` or `run.token_budget` reads.
-    """
+    """Warns of lost records of finished steps; `UserError` if the run would decide by them."""
     settings = {
         "run.patience": job.run.patience,
         "run.token_budget": job.run.token_budget,

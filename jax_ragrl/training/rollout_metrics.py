@@ -29,13 +29,11 @@ def describe_rollout(
     prices: Prices = FREE,
     metric: AnswerMetric | None = None,
 ) -> dict[str, float]:
-    """Returns the metrics of a step's rollouts.
+    """Returns the metrics of a step's rollouts with their rewards.
 
     Args:
-      forest: the rollouts with their rewards.
       credit_N: float, the credit of trained nodes; nan at all other nodes.
       reward_terms: from a forest to the terms of the leaves' reward, float32 `[N]` each.
-      prices: prices of searches and of the frozen language model's tokens.
       metric: the score of an answer against the gold answers, for `reward_order`.
     """
     terms = reward_terms(forest) if reward_terms and forest.leaf_N.any() else {}
@@ -75,9 +73,8 @@ def _sizes(forest: Forest) -> dict[str, float]:
 def own_reward(forest: Forest) -> dict[str, float]:
     """Returns `reward/own`: the mean reward of the policy's own choices; empty without forced ones.
 
-    Forced actions have the same share of the leaves whatever the policy prefers. Here a leaf counts
-    with the product, over the decisions above it, of the share of the samples that chose its
-    action. Questions of which no leaf was sampled do not count.
+    A leaf counts with the product, over the decisions above it, of the share of the samples that
+    chose its action. Questions of which no leaf was sampled do not count.
     """
     if not forest.forced_N.any() or not forest.leaf_N.any():
         return {}
@@ -121,7 +118,6 @@ def valid_samples(forest: Forest) -> dict[str, tuple[float, int]]:
 
 
 def nodes_by_role(forest: Forest) -> dict[str, list[int]]:
-    """Returns the node numbers of each role that acted; roles in alphabetical order."""
     roles = sorted({record.role for record in forest.records if record.action is not None})
     return {role: [i for i, r in enumerate(forest.records) if r.role == role] for role in roles}
 
@@ -129,8 +125,7 @@ def nodes_by_role(forest: Forest) -> dict[str, list[int]]:
 def expert_fractions(forest: Forest, expander: Expander, roles: Sequence[str]) -> dict[str, float]:
     """Returns `expert_frac/<role>`: the fraction of a role's decisions with an expert's action.
 
-    It shows how many questions or sub-goals the expert does not know. An expander without an expert
-    has no metrics.
+    An expander without an expert has no metrics.
     """
     if getattr(expander, "expert", None) is None:
         return {}
@@ -148,8 +143,7 @@ def expert_fractions(forest: Forest, expander: Expander, roles: Sequence[str]) -
 def zero_variance_fraction(forest: Forest) -> dict[str, float]:
     """Returns `frac_reward_zero_std`: the fraction of questions whose leaves have equal rewards.
 
-    A group rule learns nothing from such a question. Questions with a single leaf do not count;
-    without any others there is no metric.
+    Questions with a single leaf do not count; without any others there is no metric.
     """
     rewards: dict[int, list[float]] = collections.defaultdict(list)
     for i in np.flatnonzero(forest.leaf_N).tolist():
@@ -162,8 +156,7 @@ def reward_order(forest: Forest, metric: AnswerMetric) -> dict[str, float]:
     """Returns `reward_order`: how often the reward of a right answer is above that of a wrong one.
 
     It is a fraction of the pairs of leaves of one question with scores of `RIGHT` and of at most
-    `WRONG`. A reward that pays for a form without content pays both alike, from the first step on.
-    Without `FEW_PAIRS` such pairs there is no metric. The verdict of a judge replaces `metric`.
+    `WRONG`; with fewer than `FEW_PAIRS` there is none. The verdict of a judge replaces `metric`.
     """
     score_N, orders = answer_rewards(forest, metric), list[bool]()
     for question in range(len(forest.questions)):
@@ -204,8 +197,7 @@ def role_rewards(forest: Forest) -> dict[str, float]:
 def rewarded_logps(forest: Forest) -> dict[str, float]:
     """Returns `logp_rewarded/<role>`: the sampler's log-probability of rewarded actions.
 
-    It is the mean in nats per token over the actions on paths to leaves with a positive reward. It
-    falls if the policy unlearns them.
+    It is the mean in nats per token over the actions on paths to leaves with a positive reward.
     """
     nodes: set[int] = set()
     for leaf in np.flatnonzero(forest.leaf_N & (forest.reward_N > 0)).tolist():
@@ -261,10 +253,9 @@ def strategy_rewards(forest: Forest) -> dict[str, float]:
 
 
 def retrieval_recall(forest: Forest) -> dict[str, float]:
-    """Returns `retrieval/recall`: the mean fraction of gold passages that a search returned.
+    """Returns `retrieval/recall`: the fraction of gold passages that any rollout's search returned.
 
-    A gold passage counts if any search of any rollout of its question returned it. Only questions
-    that name their gold passages count.
+    It is the mean over questions that name their gold passages.
     """
     names: dict[int, set[str]] = {}
     for i in np.flatnonzero(forest.leaf_N):
@@ -307,10 +298,7 @@ def searches_per_rollout(forest: Forest) -> dict[str, float]:
 
 
 def server_metrics() -> dict[str, float]:
-    """Returns the events of all clients of servers since the last call, summed over processes.
-
-    They are `llm_cache_hits`, `server_retries` and `server_skipped`. A collective.
-    """
+    """Returns the events of all clients of servers since the last call (a collective)."""
     total = collections.Counter[str]()
     for counts in all_gather_object(take_counts):
         total.update(counts)  # type: ignore[arg-type]

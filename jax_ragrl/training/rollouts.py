@@ -6,12 +6,10 @@
 
 With staleness 1 the policies that sample are one update older than the policies that are trained on
 the samples; importance weights correct for that. A checkpoint holds the forest in flight, so that a
-resumed run trains on the same samples. (Its language model might answer differently the second
-time.)
+resumed run trains on the same samples.
 
 On several processes the worker thread of each makes the rollouts of its shard, on its own devices.
-Only the main threads exchange messages, all in one order: the weights before the rollouts of a
-step, the shards after them, and the sums of the updates in between.
+Only the main threads exchange messages, all in one order.
 """
 
 from __future__ import annotations
@@ -33,13 +31,11 @@ from jax_ragrl.types import Question
 
 
 class Rollout(NamedTuple):
-    """The rollouts of a step.
+    """The rollouts of a step with their rewards.
 
-    Fields:
-      forest: the rollouts with their rewards.
-      staleness: the number of updates since the policies sampled it.
-      seconds: its duration by cause, see `rollout.waiting`.
-      early_wait: the seconds that the run waited for it before the step: to evaluate or to save.
+    `staleness` is the number of updates since the policies sampled it, `seconds` its duration by
+    cause (see `rollout.waiting`), and `early_wait` the seconds that the run waited for it before
+    the step.
     """
 
     forest: Forest
@@ -48,10 +44,7 @@ class Rollout(NamedTuple):
     early_wait: float = 0.0
 
     def metrics(self, laps: Mapping[str, float]) -> dict[str, float]:
-        """Returns the staleness, the seconds of the step and of its rollouts by cause.
-
-        `laps` are seconds of the step by metric; `time/rollout_s` has the credit alone.
-        """
+        """Returns the metrics, from seconds of the step; in them `time/rollout_s` is the credit."""
         waits = {f"time/wait_{cause}_s": x for cause, x in self.seconds.items()}
         wait_s = laps["time/wait_rollout_s"] + self.early_wait
         times = {
@@ -63,14 +56,10 @@ class Rollout(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """Rollouts that were begun before their `step`, from 0.
+    """Rollouts that were begun before their `step`, from 0, and may be stopped by `waiting`.
 
-    Fields:
-      data: the state of the questions before the step drew its own.
-      rollout: the rollouts of this process, perhaps still running, or those of all processes.
-      waiting: can stop them.
-      staleness: as in `Rollout`; 0 if the update since was undone.
-      is_whole: whether `rollout` has the rollouts of all processes.
+    `data` is the state of the questions before the step drew its own. The `staleness` is 0 if the
+    update since was undone. `is_whole`: `rollout` has the rollouts of all processes.
     """
 
     step: int
@@ -86,12 +75,7 @@ class InFlight(NamedTuple):
 class Rollouts:
     """Makes the rollouts of the steps of a run, in order.
 
-    Fields:
-      method: what all steps have in common.
-      data: the questions.
-      steps, staleness: of the run's config.
-      act: from policies, and whether they must outlive the next update, to an environment in which
-        they act.
+    `act` returns an environment in which policies act, given whether it outlives the next update.
     """
 
     method: Method
@@ -106,10 +90,7 @@ class Rollouts:
         self._pool = ThreadPoolExecutor(1, "rollout")
 
     def take(self, policies: Policies, step: int) -> Rollout:
-        """Returns the rollouts of a step, from 0, in flight or beginning now (a collective).
-
-        `policies` are those before the step.
-        """
+        """Returns the rollouts of a step, from 0, in flight or beginning now (a collective)."""
         self._finish()
         in_flight, self._in_flight = self._in_flight, None
         early_wait, self._early_wait = self._early_wait, 0.0
@@ -176,11 +157,7 @@ class Rollouts:
         self._in_flight = None
 
     def refresh(self) -> None:
-        """Notes that the rollouts in flight come from the policies that their step will train.
-
-        The update since they were begun was undone. They stay valid, for importance weights come
-        from the log-probabilities of the policies that sampled and of those that are trained.
-        """
+        """Notes that the update since the rollouts in flight were begun was undone."""
         if self._in_flight is not None:
             self._in_flight = self._in_flight._replace(staleness=0)
 
@@ -219,7 +196,6 @@ class Rollouts:
         )
 
     def close(self) -> None:
-        """Stops the rollouts in flight and ends the worker thread."""
         if self._in_flight is not None:
             self._in_flight.waiting.stop()
         self._pool.shutdown(cancel_futures=True)

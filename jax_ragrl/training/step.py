@@ -57,7 +57,6 @@ class Method(NamedTuple):
 
     @property
     def policy_of(self) -> dict[str, str]:
-        """The name of the policy of each role."""
         return {name: role.policy for name, role in self.recipe.system.roles.items()}
 
     def roles(self, step: int) -> tuple[str, ...]:
@@ -78,11 +77,10 @@ def train_step(
       method: what all steps have in common.
       policies: the policies by name; the buffers of their states are donated.
       environment: a sampler of the policies, retriever and language models.
-      questions: the questions of the step, on all processes the same.
-      step: the step, from 0; part of every seed.
+      questions: of the step, on all processes the same.
+      step: from 0; part of every seed.
 
-    Returns:
-      The updated policies, the metrics of the update and the rollouts with their rewards.
+    Returns the updated policies, the metrics of the update and the rollouts with their rewards.
     """
     forest = roll_out(method, environment, questions, step)
     turns, _ = turns_to_train(method, forest)
@@ -139,15 +137,7 @@ def turns_to_train(method: Method, forest: Forest) -> tuple[list[Turn], np.ndarr
 def learn(
     method: Method, policies: Policies, forest: Forest, turns: Sequence[Turn], step: int
 ) -> tuple[Policies, dict[str, float]]:
-    """Updates the policies on the turns of a step, or on its preference pairs.
-
-    Args:
-      method: what all steps have in common.
-      policies: the policies; the buffers of their states are donated.
-      forest: the rollouts.
-      turns: its turns with their credit.
-      step: the step, from 0; part of the seed of minibatches.
-    """
+    """Updates the policies, whose states are donated, on the turns of a step or on its pairs."""
     rng, roles = random.Random(f"{method.seed} {step}"), method.roles(step)
     if method.preference is not None:
         pairs = pairs_of(forest, turns, roles, method.preference.margin)

@@ -36,14 +36,7 @@ class Warden:
         updates: Mapping[str, int],
         rows: Iterable[Mapping[str, Any]] = (),
     ):
-        """Begins to watch a run.
-
-        Args:
-          job: the run's config.
-          workdir: the folder of the run.
-          updates: by policy, the number of its updates in the whole run.
-          rows: the rows of the steps that are finished.
-        """
+        """Begins after the `rows` of finished steps; `updates` are those of the run, by policy."""
         self._job, self._workdir = job, workdir
         self._updates, self._history = updates, History()
         self._incidents = tuple[Incident, ...]()
@@ -68,7 +61,6 @@ class Warden:
 
     @property
     def may_save(self) -> bool:
-        """Whether the step may become a checkpoint."""
         return may_save(self._job.guard.limits, self._history)
 
     def at_rate(self, policies: Policies, step: int) -> Policies:
@@ -82,11 +74,7 @@ class Warden:
         return with_rate(policies, peak * factor, job.optimizer, self._updates)
 
     def spare(self, policies: Policies) -> Policies:
-        """Returns copies of the policies before an update, if it may be undone; empty otherwise.
-
-        They are in host memory and need as much of it as the trained parameters and their optimizer
-        states, because the update donates the buffers of these.
-        """
+        """Returns copies of the policies in host memory before an update that may be undone."""
         limits = self._job.guard.limits.values()
         if not any(limit.action == UNDO for limit in limits):
             return {}
@@ -101,10 +89,8 @@ class Warden:
         """Observes a step, and applies what its incidents demand, except `stop`.
 
         Args:
-          policies: the policies after the update of the step.
           spare: the policies before it in host memory, see `spare`.
-          row: the row of the step, before its evaluation.
-          forest: the rollouts of the step.
+          row: of the step, before its evaluation.
         """
         self._begin(row["step"])
         self._forest = forest
@@ -136,12 +122,7 @@ class Warden:
         return values | ({"guard/rate_factor": factor} if factor < 1 else {})
 
     def check_stop(self) -> None:
-        """Ends the run if an incident of the step demands it.
-
-        Raises:
-          UserError: an indicator with the action `stop` has an incident, or one with `undo` has
-            undone too many updates in a row.
-        """
+        """Raises `UserError` if an incident of the step demands the end of the run."""
         # After the log has the step, so that its metrics explain the end.
         for incident in self._incidents:
             if incident.action == STOP:
@@ -170,17 +151,13 @@ def _parts(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _trained(policy: Policy) -> dict[str, Any]:
-    """Returns the parameters and optimizer states, which an update donates."""
     return {"policy": policy.state.policy, "critic": policy.state.critic}
 
 
 def write_incidents(
     workdir: pathlib.Path, incidents: Sequence[Incident], row: Mapping[str, Any], forest: Forest
 ) -> None:
-    """Writes `incidents/step-<step>.json`: the incidents of a step, its metrics and its batch.
-
-    A resumed run that repeats the step writes the same file again.
-    """
+    """Writes `incidents/step-<step>.json`: the incidents of a step, its metrics and its batch."""
     if not is_process_zero():
         return
     # One file per step: an unattended run may have many incidents, of which the first one matters.
