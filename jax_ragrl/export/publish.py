@@ -19,13 +19,7 @@ MESSAGE = "Export of jax_ragrl"
 
 
 class Target(NamedTuple):
-    """A repository on the Hub that an export is uploaded to.
-
-    Fields:
-      name: `OWNER/NAME`.
-      url: the address of its page.
-      is_private: whether only its owner can read it.
-    """
+    """The repository `OWNER/NAME` on the Hub that an export is uploaded to."""
 
     name: str
     url: str
@@ -33,15 +27,11 @@ class Target(NamedTuple):
 
 
 def reserve(name: str, *, public: bool = False) -> Target:
-    """Creates a repository for a model, or returns the one that exists.
+    """Creates a repository `[OWNER/]NAME`, or returns the one that exists.
 
-    Args:
-      name: `OWNER/NAME`, or `NAME` for one of the user's own.
-      public: whether everyone may read it. An existing repository keeps its visibility.
-
-    Raises:
-      UserError: the name is malformed or belongs to something else, there is no token, the token
-        may not write, the Hub does not answer, or the repository is public without `public`.
+    An existing repository keeps its visibility. `UserError` if the name is malformed or belongs to
+    something else, the token is missing or may not write, the Hub does not answer, or the
+    repository is public without `public`.
     """
     from huggingface_hub import HfApi
 
@@ -63,11 +53,7 @@ def reserve(name: str, *, public: bool = False) -> Target:
 
 
 def upload(folder: Path, target: Target) -> None:
-    """Uploads the files of a folder; files that the repository has already are not sent again.
-
-    Raises:
-      UserError: the upload failed; the message names the command that repeats it.
-    """
+    """Uploads a folder; `UserError` names the command that repeats a failed upload."""
     from huggingface_hub import HfApi
 
     try:
@@ -80,7 +66,6 @@ def upload(folder: Path, target: Target) -> None:
 
 
 def explain_push(error: Exception, name: str) -> str:
-    """Returns why a repository cannot be written, and what to do."""
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT

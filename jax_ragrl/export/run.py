@@ -33,13 +33,10 @@ def export_run(
     """Exports a policy of a run.
 
     Args:
-      workdir: the folder of the run.
-      out: the output folder.
       policy: the name of a policy; empty if the run has one.
       dtype: the dtype of the weights.
       adapter: export only the LoRA adapter.
-      push_to: a repository on the Hub; empty: no upload.
-      public: whether everyone may read that repository.
+      push_to: a repository on the Hub, which everyone may read if it is `public`; empty: no upload.
 
     Returns:
       The fields of `ExportResult` and, after an upload, `url` and `private`.
@@ -88,7 +85,6 @@ def export_run(
 
 
 def policy_name(job: Job, name: str) -> str:
-    """Returns the name of the policy to export, which may be omitted only if it is unambiguous."""
     names = sorted(set(job.policy_of.values()))
     name = name or (names[0] if len(names) == 1 else "")
     if name not in names:

@@ -25,11 +25,8 @@ def thinking_of(folder: Path, thinks: bool) -> str:
 def set_thinking_default(folder: Path, *, thinking: bool) -> None:
     """Changes the chat template of an exported folder so that its default is that of training.
 
-    A server that passes no variable then renders training's prompts; `thinking` says whether turns
-    could begin with a think block.
-
-    Raises:
-      UserError: no default gives the prompts of training.
+    `thinking`: turns could begin with a think block. `UserError` if no default gives the prompts of
+    training.
     """
     tokenizer = ChatTokenizer.load(folder)
     prompts = [tokenizer.prompt_text(chat, thinking=thinking) for chat in CHATS]

@@ -39,16 +39,10 @@ def export(
     *,
     dtype: str = "bfloat16",
 ) -> ExportResult:
-    """Exports a decoder, with its adapter merged if it has one.
+    """Exports a decoder in a dtype, with its adapter merged if it has one.
 
-    Args:
-      decoder: the policy.
-      folder: output folder.
-      tokenizer_folder: source of the tokenizer files; None = none are written.
-      dtype: dtype of the weights.
-
-    Raises:
-      UserError: the folder reads back with other logits than the decoder rounded to `dtype`.
+    The files of a tokenizer are copied from `tokenizer_folder`, if it is given. `UserError` if the
+    folder reads back with other logits than the decoder rounded to `dtype`.
     """
     plain = decoder if decoder.adapter is None else merge_lora(decoder)
     folder = save_decoder(plain, folder, tokenizer_folder, dtype=dtype)
@@ -66,16 +60,9 @@ def export_adapter(
     base_model: str | None = None,
     revision: str | None = None,
 ) -> ExportResult:
-    """Exports only the adapter, in PEFT format.
+    """Exports only the adapter, in PEFT format, whose config names the base model and its revision.
 
-    Args:
-      decoder: a policy with an adapter.
-      folder: output folder.
-      base_model: folder or name of the base model, for PEFT's config.
-      revision: branch, tag or commit of a base model on the Hub; None: the main branch.
-
-    Raises:
-      UserError: the decoder has no adapter, or the adapter reads back with other logits.
+    Raises `UserError` if there is no adapter, or it reads back with other logits.
     """
     folder = save_lora(decoder, folder, base_model, revision)
     base = Decoder.from_params(decoder.config, decoder.params())

@@ -14,12 +14,10 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class RoleGrammars:
-    """The merged automaton of all roles, on the host.
+    """The merged automaton of all roles, on the host, and by role number:
 
-    Fields:
-      automaton: its tables.
-      starts: by role number, the state before an action; `FREE` for a role without a grammar.
-      limits: by role number, the maximum of new tokens.
+    `starts`, the state before an action, `FREE` for a role without a grammar; `limits`, the maximum
+    of new tokens.
     """
 
     automaton: TokenAutomaton

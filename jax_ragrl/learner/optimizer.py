@@ -59,9 +59,8 @@ class Optimizer:
     def rate(self, peak: float, updates: int) -> optax.Schedule:
         """Returns the learning rate as a function of the optimizer step.
 
-        The schedule covers the largest number of steps of a run of `updates` rollouts. If fewer are
-        taken (rollouts with fewer groups than minibatches, or skipped steps), the final rate is not
-        reached.
+        The schedule covers the largest number of steps of a run of `updates` rollouts; if fewer are
+        taken, the final rate is not reached.
         """
         # A policy without updates has total 0, which the cosine schedule refuses.
         total = max(updates * self.epochs * self.minibatches, 1)

@@ -1,13 +1,9 @@
 """Packs the turns of a forest into rows of prefix trees, each shared prefix stored once per row.
 
-A *context* is the full token sequence of a turn: its prompt, then the tokens it wrote. Siblings
-share their prompt, a later turn of a conversation contains the earlier turns and the observations
-between them, and two questions share the instructions of a role. The contexts of a row are sorted,
-so each one follows the context it has most in common with, and only the remainder is written.
-
-A token is visible from its own place up to the place where its last descendant ends (`until_RL`),
-and its position is its depth in the tree. Only the tokens that a turn wrote are scored. Padding
-attends to itself only and has weight 0.
+A *context* is the full token sequence of a turn: its prompt, then the tokens it wrote. The contexts
+of a row are sorted, so each one follows the context it has most in common with, and only the
+remainder is written. A token is visible from its own place up to the place where its last
+descendant ends (`until_RL`), and its position is its depth in the tree.
 """
 
 from __future__ import annotations
@@ -100,10 +96,7 @@ class Layout:
             )
 
     def coarse(self, free: int) -> Layout:
-        """Returns one shape if the time of its batches is negligible; otherwise these shapes.
-
-        `free`: tokens per device that take negligible time, see `runtime.free_work`.
-        """
+        """Returns one shape if a batch takes negligible time: `free` tokens per device."""
         longest = self.row_lengths[-1]
         if max(longest, self.tokens_per_device) > free:
             return self
@@ -236,11 +229,10 @@ def turns_of(
 def carry_credit(
     turns: Sequence[Turn], forest: Forest, credit_N: np.ndarray, longest: int
 ) -> list[Turn]:
-    """Returns the turns of `turns_of` with the credit of the nodes that are not trained.
+    """Returns the turns of `turns_of` with the immediate rewards of turns that are not trained.
 
-    For the immediate rewards of a conversation (`Recipe.turn_credit`): the reward of a turn that is
-    left out, such as one whose prompt exceeds a row of `longest` tokens, goes to the nearest
-    ancestor that is trained.
+    The reward of a turn that is left out, such as one whose context exceeds a row of `longest`
+    tokens, goes to the nearest ancestor that is trained.
     """
     nodes = {t.node for t in turns if len(t.prompt) + len(t.ids) <= longest}
     more: dict[int, float] = collections.defaultdict(float)
@@ -329,10 +321,7 @@ class _OpenRows:
         self._saved_R = {role: np.append(x, none_R) for role, x in self._saved_R.items()}
 
     def find(self, tokens: int, scored_tokens: int, role: str) -> int | None:
-        """Returns the first row with enough space; None if there is none.
-
-        The header of a role (see `_headers`) occupies a row once, however many groups share it.
-        """
+        # The header of a role (see `_headers`) occupies a row once, however many groups share it.
         free_R = self._tokens_R + self._saved_R[role]
         fits_R = np.flatnonzero((free_R >= tokens) & (self._scored_R >= scored_tokens))[:1]
         return int(fits_R[0]) if len(fits_R) else None
@@ -525,8 +514,7 @@ class Minibatches:
 def conversations(actions: Actions) -> list[list[int]]:
     """Returns the actions of each conversation in order, one list per last turn.
 
-    A turn with several continuations is in several lists. An action whose predecessor is not among
-    the actions begins a conversation.
+    A turn with several continuations is in several lists.
     """
     index = {node: a for a, node in enumerate(actions.node_A.tolist())}
     previous = [index.get(node, -1) for node in actions.previous_A.tolist()]

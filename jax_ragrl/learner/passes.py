@@ -47,10 +47,7 @@ def model_outputs(
 def by_action(
     data: Minibatches, outputs: Sequence[TokenOutputs], fields: Mapping[str, str]
 ) -> dict[str, np.ndarray]:
-    """Gathers fields of the outputs of all batches by action, float32 `[A, T]`.
-
-    `fields` maps new names to fields of `TokenOutputs`.
-    """
+    """Gathers `fields` of the outputs of all batches, by their new names, float32 `[A, T]`."""
     return {
         name: data.by_action(to_host([getattr(output, field) for output in outputs]))
         for name, field in fields.items()
@@ -64,11 +61,9 @@ def accumulate(
     batches: Sequence[Batch],
     targets: Sequence[Targets],
 ) -> tuple[Any, list[dict[str, Any]], list[TokenOutputs]]:
-    """Sums the gradients of one model (the policy's or its critic) over batches on the host.
+    """Sums the gradients of one model (the policy or its critic) over batches on the host.
 
-    Returns:
-      The gradient, the metric sums of each batch, and per batch the policy's outputs if it was not
-      scored before.
+    Also returns the metric sums, and the policy's outputs if it was not scored, of each batch.
     """
     spec = policy.spec
     temperature = scalar(spec.temperature, spec.mesh)

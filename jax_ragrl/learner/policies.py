@@ -84,7 +84,6 @@ class Schedule:
         return tuple(r for r in roles if step % period.get(r, 1) == 0)
 
     def phase(self, step: int) -> Phase | None:
-        """Returns the phase of a step; None without phases."""
         return self.phases[self.phase_number(step)] if self.phases else None
 
     def begins_phase(self, step: int) -> bool:
@@ -109,11 +108,9 @@ def update_all(
     """Updates every policy on the turns of its roles.
 
     Args:
-      policies: the policies by name.
       policy_of: from role to policy; frozen roles, which are never trained, are not in it.
       roles: the roles trained at this step.
       turns: turns of all roles, with their credit.
-      rng: splits the groups of turns into minibatches.
       is_measured, by_role: see `update`.
 
     Returns:
@@ -150,7 +147,6 @@ def with_rate(
 
 
 def with_kl(policies: Policies, coefficient: float) -> dict[str, Policy]:
-    """Sets the KL coefficient of all policies."""
     return {
         name: policy.with_state(kl_coefficient=scalar(coefficient, policy.spec.mesh))
         for name, policy in policies.items()

@@ -54,9 +54,8 @@ def speed(
     """Returns the metrics `tokens_per_sec` and, if the peak of the device is known, `mfu`.
 
     Args:
-      metrics: metrics of an update; the `flops` of all policies are added up.
-      tokens: tokens of all trained contexts; a prefix shared in a row counts for each of them.
-      seconds: duration of the update.
+      metrics: of an update; the `flops` of all policies are added up.
+      tokens: of all trained contexts; a prefix shared in a row counts for each of them.
       on_mesh: whether all devices worked on it; otherwise one did.
     """
     rate = {"tokens_per_sec": tokens / seconds}

@@ -281,8 +281,13 @@ def optimize(
     spec, state = policy
 
     def take_step(model: ModelSpec, of_model: TrainState) -> Step:
+        def step() -> Step:
+            with mesh_context(spec.mesh):  # another thread may run this
+                grads, sums, outputs = accumulate(policy, model, of_model.params, batches, targets)
+                new_state, metrics = apply(model.optimizer, of_model, grads)
+                return new_state, functools.reduce(add, sums) | metrics, outputs
+
         # The steps of policy and critic are independent: both may run at the same time.
-        step = functools.partial(accumulate_and_step, policy, model, of_model, batches, targets)
         return start(step, concurrently=spec.is_concurrent(of_model.params))
 
     actor, sums, outputs = take_step(spec.policy, state.policy)
@@ -293,19 +298,6 @@ def optimize(
     more |= {f"value/{name}": more.pop(name) for name in ("grad_norm", "not_finite")}
     sums |= more | {"skipped": sums["skipped"] + more["skipped"]}
     return policy.with_state(policy=actor, critic=critic), sums, outputs
-
-
-def accumulate_and_step(
-    policy: Policy,
-    model: ModelSpec,
-    state: TrainState,
-    batches: Sequence[Batch],
-    targets: Sequence[Targets],
-) -> Step:
-    with mesh_context(policy.spec.mesh):  # the caller may start this in another thread
-        grads, sums, outputs = accumulate(policy, model, state.params, batches, targets)
-        state, metrics = apply(model.optimizer, state, grads)
-        return state, functools.reduce(add, sums) | metrics, outputs
 
 
 def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

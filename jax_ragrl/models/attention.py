@@ -38,9 +38,6 @@ def attention(
     """Returns `softmax(q k / sqrt(F)) v`, where H query heads share K key-value heads in order.
 
     Args:
-      q_BLHF: queries.
-      k_BLKF: keys.
-      v_BLKF: values.
       mask_BLL: bool, which keys each query attends to: at least one, and no later one, because the
         pairs above the diagonal are not computed. None: all keys up to the query's own place.
       impl: `auto`, which takes the kernel that suits the devices of the program, or `xla`.
@@ -96,8 +93,8 @@ def visible_until_mask(until_BL: Array) -> Array:
 def cudnn_supports(q_BLHF: Tensor, k_BLKF: Tensor) -> bool:
     """Returns whether cuDNN takes these arrays with a mask, in training too, and is faster.
 
-    It needs half precision, even lengths and narrow heads. On a mesh the tensor axis must split the
-    key-value heads as it splits the query heads (see `Rules`): its partitioner raises otherwise.
+    On a mesh the tensor axis must split the key-value heads as it splits the query heads (see
+    `Rules`): its partitioner raises otherwise.
     """
     length, head_dim = q_BLHF.shape[1], q_BLHF.shape[-1]
     half = q_BLHF.dtype in (jnp.bfloat16, jnp.float16)

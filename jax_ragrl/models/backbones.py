@@ -55,15 +55,7 @@ class DecoderBackbone(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Backbone:
-    """A transformer that is not loaded yet.
-
-    Fields:
-      config: its sizes and numerics.
-      width: D, the width of the hidden states.
-      vocab: rows of the word embeddings.
-      max_length: the longest input, in tokens.
-      pad_id: the token id of padding.
-    """
+    """A transformer that is not loaded yet, with hidden states of `width` D."""
 
     config: BertConfig | ModernBertConfig | DecoderConfig
     width: int
@@ -88,11 +80,7 @@ class Backbone:
                 return DecoderBackbone(Decoder(self.config, rngs=nnx.Rngs(0)))
 
     def load(self, folder: pathlib.Path) -> Any:
-        """Returns the module with the weights of a folder.
-
-        Raises:
-          UserError: there are no safetensors, or a weight is missing or has a wrong shape.
-        """
+        """Returns the module with the weights of a folder; errors as in `load_module`."""
         if not isinstance(self.config, DecoderConfig):
             return load_module(self.make, folder, *self.names())
         devices = jax.local_devices()
@@ -110,11 +98,7 @@ class Backbone:
 
 
 def read_backbone(fields: dict[str, Any]) -> Backbone:
-    """Returns the transformer that a `config.json` describes.
-
-    Raises:
-      UserError: another kind of model, or a field that is not supported.
-    """
+    """Returns the transformer that a `config.json` describes; `UserError` if unsupported."""
     kind = fields.get("model_type")
     if kind in bert.FAMILIES:
         config = bert.config_from_hf(fields)

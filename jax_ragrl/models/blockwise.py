@@ -1,12 +1,9 @@
 """Exact causal attention over pairs of blocks that skips pairs in which everything is masked.
 
-In a row that holds a prefix tree, siblings do not attend to each other, and packed contexts do not
-at all: most pairs of a block of queries and a block of keys are masked. The other pairs are visited
-one at a time with a running maximum and sum, and the backward pass recomputes their probabilities
-from the log-sum-exp (FlashAttention, Dao et al. 2022, arXiv 2205.14135, algorithms 1 and 4).
-
-Pairs are skipped by branches at run time. That suits a CPU, whose caches hold a pair, and is wrong
-for an accelerator, whose host would wait at every branch.
+In a row that holds a prefix tree most pairs are masked. The others are visited one at a time with a
+running maximum and sum, and the backward pass recomputes their probabilities from the log-sum-exp
+(FlashAttention, Dao et al. 2022, arXiv 2205.14135, algorithms 1 and 4). Branches at run time skip
+pairs, which suits a CPU, but not an accelerator, whose host would wait at every branch.
 
 Shapes: blocks have `size` queries `l` and `size` keys `s`; I and J number blocks of queries and of
 keys. Scores, sums and gradients are float32.

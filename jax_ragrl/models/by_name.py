@@ -32,13 +32,8 @@ def resolve_model(name: str | Path, *, weights: bool = True, forms: str = FORMS)
     processes wrap the call in `multihost.process_zero_first`: the first one does the work.
 
     Args:
-      name: one of the forms above.
-      weights: False leaves the weights of a model on the Hub out, if only its config and tokenizer
-        are needed.
-      forms: the remedy in an error: what may be given instead.
-
-    Raises:
-      UserError: the name is of none of these forms, or the model cannot be read or downloaded.
+      weights: False leaves the weights of a model on the Hub out.
+      forms: the remedy in a `UserError`: what may be given instead.
     """
     path = local_model(name, forms)
     if path is None:
@@ -59,8 +54,7 @@ def model_config(name: str | Path) -> dict[str, Any]:
 def local_model(name: str | Path, forms: str = FORMS) -> Path | None:
     """The folder or `.gguf` file on this machine that a name stands for; None: it is on the Hub.
 
-    Raises:
-      UserError: the name stands for nothing, or for a package that is not installed.
+    Raises `UserError` if it stands for nothing, or for a package that is not installed.
     """
     if str(name) == TINY:
         return Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))

@@ -37,7 +37,6 @@ def compare_chat(
 
     Args:
       folder: the model's folder; weights are compared if it has any.
-      tokenizer: its tokenizer.
       prompts: conversations that the template has to render, by name.
       grammars: regular expressions and stop strings that actions have to match.
       thinking: whether turns may begin with a think block.
@@ -137,7 +136,6 @@ def _turns(tokenizer: ChatTokenizer) -> Iterator[ChatFinding]:
 def _prompts(
     tokenizer: ChatTokenizer, prompts: Mapping[str, Sequence[Message]], thinking: bool
 ) -> Iterator[ChatFinding]:
-    """How prompts differ from the template's rendering of the same conversations."""
     differences: dict[str, list[str]] = {}
     for name, messages in prompts.items():
         text = tokenizer.prompt_text(messages, thinking=thinking)

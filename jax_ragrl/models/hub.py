@@ -1,9 +1,8 @@
 """Models on the Hugging Face Hub, downloaded once into the cache that all of its tools share.
 
-The library reads `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE` and draws the progress
-bars. A revision that the cache holds in full is used without asking the Hub again: a run that is
-resumed starts from the same weights, even if the branch has moved since. If another tool filled the
-cache, small files of the same commit are added.
+A revision that the cache holds in full is used without asking the Hub again: a run that is resumed
+starts from the same weights, even if the branch has moved since. If another tool filled the cache,
+small files of the same commit are added.
 """
 
 from __future__ import annotations
@@ -29,15 +28,10 @@ INDEX = "model.safetensors.index.json"
 
 
 def download(name: str, *, weights: bool = True) -> Path:
-    """The folder of a model in the Hub's cache, after downloading whatever the cache lacks.
+    """The folder of `OWNER/NAME[@REVISION]` in the Hub's cache, after downloading what it lacks.
 
-    Args:
-      name: `OWNER/NAME`, or `OWNER/NAME@REVISION`.
-      weights: whether the safetensors files are needed as well as the config and the tokenizer.
-
-    Raises:
-      UserError: there is no such model or revision, access is denied, the Hub does not answer, the
-        disk is full, or the repository has no safetensors weights.
+    `weights`: whether the safetensors files are needed too. `UserError` if there is no such model
+    or revision, it has no weights, access is denied, the Hub does not answer, or the disk is full.
     """
     match = NAME.fullmatch(name)
     assert match, f"{name} is not a name on the Hub"
@@ -78,7 +72,6 @@ def _cached(repository: str, revision: str | None) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether a snapshot has all of its weights."""
     indexes = list(folder.rglob(INDEX))
     if not indexes:
         return any(folder.rglob(WEIGHTS))
@@ -97,7 +90,6 @@ def _weight_files(folder: Path) -> Iterator[str]:
 
 
 def _check_weights(folder: Path, name: str) -> None:
-    """Raises `UserError` if a download brought no weights."""
     if _has_weights(folder):
         return
     if (folder / "adapter_config.json").is_file():

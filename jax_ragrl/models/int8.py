@@ -21,11 +21,7 @@ from jax_ragrl.models.hf import layout_of
 
 
 def quantize_decoder(decoder: Decoder) -> Decoder:
-    """Returns a decoder with int8 projections; the original is unchanged.
-
-    Raises:
-      UserError: Qwix is not installed, or the decoder has an adapter.
-    """
+    """Returns a decoder with int8 projections; `UserError` without Qwix or with an adapter."""
     if decoder.adapter is not None:
         raise UserError(
             "this decoder has an adapter, not supported in int8: merge_lora it before quantizing"

@@ -86,12 +86,7 @@ def adapter_sides(config: DecoderConfig, name: str) -> tuple[tuple, tuple, tuple
 def add_lora(decoder: Decoder, lora: LoRAConfig, *, rngs: nnx.Rngs) -> Decoder:
     """Returns a decoder that shares the base arrays and has a fresh float32 adapter.
 
-    Until it is trained, it computes the same as the base.
-
-    Args:
-      decoder: the base. If it is on a mesh, the adapter is placed on the same mesh.
-      lora: the size of the adapter.
-      rngs: one `params` key is consumed.
+    Until it is trained, it computes the same as the base. The adapter is on the mesh of the base.
     """
     mesh, key, layout = mesh_of(decoder.params()), rngs.params(), None
     table = adapter_weights(decoder.config, lora)
@@ -132,7 +127,6 @@ def adapter_arrays(decoder: Decoder) -> dict[str, Array]:
 
 
 def lora_config(decoder: Decoder) -> LoRAConfig:
-    """Returns the config of a decoder's adapter, read from its arrays."""
     arrays = adapter_arrays(decoder)
     targets = tuple(n.removesuffix("_lora_a") for n in arrays if n.endswith("_lora_a"))
     # B is `[layers, rank, out...]` for every target, A has the rank last.

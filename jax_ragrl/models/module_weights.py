@@ -32,7 +32,6 @@ def load_module(
 
     Args:
       make: constructs the module; it is only traced, because its initial weights are not needed.
-      folder: of the safetensors files.
       stored_name: the canonical name, in the checkpoint, of a parameter.
       canonical: the canonical form of a name in the checkpoint, which may have a prefix.
 

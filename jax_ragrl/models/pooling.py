@@ -53,13 +53,7 @@ def l2_normalize(x_BD: Array) -> Array:
 
 
 class DenseSpec(NamedTuple):
-    """A dense layer after pooling.
-
-    Fields:
-      inputs, outputs: its widths.
-      bias: whether it has a bias.
-      activation: a key of `ACTIVATIONS`.
-    """
+    """A dense layer after pooling; `activation` is a key of `ACTIVATIONS`."""
 
     inputs: int
     outputs: int
@@ -79,14 +73,7 @@ class Dense(nnx.Module):
 
 
 class SentenceModel(nnx.Module):
-    """Token ids to one vector per text.
-
-    Args:
-      backbone: maps token ids, mask and segments to hidden states `[B, L, D]`.
-      pooling: a key of `POOLINGS`.
-      dense: layers after pooling.
-      normalise: whether vectors are scaled to length one.
-    """
+    """Token ids to one vector per text, by a backbone and one of `POOLINGS`."""
 
     def __init__(self, backbone: Any, pooling: str, dense: list[Dense], normalise: bool):
         self.backbone, self.dense = backbone, nnx.List(dense)

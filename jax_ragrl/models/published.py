@@ -49,9 +49,6 @@ def published_config(name: str) -> DecoderConfig:
 
     Organization, suffix and `Meta-` of a published name are ignored, as in
     `Qwen/Qwen2.5-3B-Instruct` and `meta-llama/Meta-Llama-3-8B`.
-
-    Raises:
-      UserError: no such model; the message lists the valid names.
     """
     short = name.lower().rpartition("/")[-1].removeprefix("meta-")
     short = SHORT_NAMES.get(short, short)

@@ -61,10 +61,7 @@ class RopeScaling:
 def rope_tables(
     positions_BL: Array, head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> tuple[Array, Array]:
-    """Returns cosine and sine of the rotation of every position, float32 `[B, L, F / 2]`.
-
-    The other arguments are those of `frequencies`.
-    """
+    """Returns cosine and sine of the rotation of every position, float32 `[B, L, F / 2]`."""
     inv_freq, gain = frequencies(head_dim, theta, scaling)
     angles = positions_BL.astype(jnp.float32)[..., None] * jnp.asarray(inv_freq)[None, None, :]
     return jnp.cos(angles) * jnp.float32(gain), jnp.sin(angles) * jnp.float32(gain)
@@ -80,13 +77,7 @@ def apply_rope(x_BLHF: Array, tables: tuple[Array, Array]) -> Array:
 def frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> tuple[np.ndarray, float]:
-    """Returns the inverse frequencies, float32 `[F / 2]`, and the factor on cosine and sine.
-
-    Args:
-      head_dim: F, features per head.
-      theta: the base of the frequencies.
-      scaling: how they are stretched; None leaves them.
-    """
+    """Returns the inverse frequencies, float32 `[F / 2]`, and the factor on cosine and sine."""
     # Float64 on the host: float32 powers would be off by several units in the last place.
     inv_freq = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     gain = 1.0

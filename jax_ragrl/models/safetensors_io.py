@@ -83,11 +83,7 @@ def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -
 
 
 def locate(folder: Path) -> dict[str, Path]:
-    """The file of every tensor of a checkpoint folder, single-file or sharded.
-
-    Raises:
-      UserError: there is no safetensors file, or a shard that the index names is missing.
-    """
+    """The file of every tensor of a checkpoint folder; `UserError` if a file is missing."""
     if (folder / INDEX).is_file():
         weight_map = weight_map_of(folder / INDEX)
         if missing := sorted({f for f in weight_map.values() if not (folder / f).is_file()}):
@@ -126,11 +122,8 @@ def read(path: Path, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """A slice of one tensor of weights, in its stored dtype.
 
     The file is opened for each read: with a mapping that stays open, every page that was ever read
-    would count as memory of this process.
-
-    Raises:
-      UserError: the file lacks the tensor, or it holds integers, floats that NumPy has not, NaN or
-        infinities.
+    would count as memory of this process. `UserError` if the file lacks the tensor, or it holds
+    integers, floats that NumPy has not, NaN or infinities.
     """
     with _open(path) as f:
         try:

@@ -1,14 +1,7 @@
 """Pooling, prefixes and lengths in the sentence-transformers files of a model folder.
 
-The files are followed as sentence-transformers does:
-  `modules.json`: pooling, dense layers and normalization; unknown modules are refused.
-  `1_Pooling/config.json`: mean, first-token or last-token pooling.
-  `2_Dense/config.json`: a dense layer after pooling.
-  `sentence_bert_config.json`, else the tokenizer's config: the longest input.
-  `config_sentence_transformers.json`: prefixes such as "query: ", and cosine similarity.
-A folder without these files takes the defaults of its kind of model.
-
-Some models need prefixes that their files lack; `KNOWN_PREFIXES` is from model cards.
+The files are followed as sentence-transformers does; a folder without them takes the defaults of
+its kind of model. Some models need prefixes that their files lack: `KNOWN_PREFIXES`.
 """
 
 from __future__ import annotations

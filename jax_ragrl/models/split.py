@@ -17,13 +17,9 @@ from flax import nnx
 class SplitModel:
     """A Flax NNX module as a pytree whose leaves are its arrays.
 
-    The graph is part of the tree structure, so `jax.jit` treats it as static: two models with equal
-    graphs, array shapes and dtypes share a compiled program.
-
-    Fields:
-      graph: the structure and the static attributes of the module, without arrays; hashable.
-      params: the trained arrays; `dataclasses.replace(split, params=...)` exchanges them.
-      frozen: all other arrays, such as the base below an adapter; empty if everything is trained.
+    `jax.jit` treats the graph as static: two models with equal graphs, array shapes and dtypes
+    share a compiled program. `params` are the trained arrays, and `frozen` all others, such as the
+    base below an adapter.
     """
 
     graph: nnx.GraphDef[Any]
@@ -41,5 +37,4 @@ class SplitModel:
         return cls(*nnx.split(model, trained_filter, ...))
 
     def merge(self) -> Any:
-        """Returns the module around the same arrays."""
         return nnx.merge(self.graph, self.params, self.frozen)

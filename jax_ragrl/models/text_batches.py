@@ -38,12 +38,9 @@ CPU_PADDING = 64
 
 
 class TextBatch(NamedTuple):
-    """Padded texts.
+    """Texts padded on the right, `[R, L]`: int32 token ids, a bool mask, False at padding.
 
-    Fields:
-      ids: int32 token ids `[R, L]`, padded on the right.
-      mask: bool `[R, L]`, False at padding.
-      types: int32 segments `[R, L]`: 1 for the second text of a pair, else 0.
+    `types` are int32 segments: 1 for the second text of a pair, else 0.
     """
 
     ids: np.ndarray
@@ -77,7 +74,6 @@ def length_batches(
     The batch that takes most memory is first, so one that does not fit fails at once.
 
     Args:
-      lengths: tokens of each text.
       most_tokens: of one batch, with padding; None: what suits the default backend.
       devices: the accelerators that share a batch. The devices of a CPU share its cores, so that a
         limit of tokens holds for all of them.
@@ -116,8 +112,6 @@ def pad_rows(
     """Pads token ids to a bucket of rows and of length.
 
     Args:
-      rows: the token ids of each text, at most `max_length`.
-      pad_id: the id of padding.
       max_length: the longest input, which is a bucket too.
       types: the segments of each text; None: one segment.
       devices: the devices that share a batch; their number divides the rows.

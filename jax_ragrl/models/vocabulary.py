@@ -38,12 +38,9 @@ gradient_sink.defvjp(
 
 @jax.custom_vjp
 def look_up(copy_VD: Array, sink_VD: Array, ids: Array) -> Array:
-    """Returns the embeddings of int32 token ids, `[..., D]` in the dtype of the copy.
+    """Returns the embeddings of int32 token ids of any shape, `[..., D]` in the dtype of the copy.
 
-    Args:
-      copy_VD: the table in the compute dtype (`compute_copy`).
-      sink_VD: the buffer of its gradient (`gradient_sink`).
-      ids: of any shape.
+    The table comes as its `compute_copy` and its `gradient_sink`.
     """
     return copy_VD[ids]
 
@@ -58,13 +55,10 @@ def _look_up_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[None, 
 
 
 def _add_on_owners(vocab: int, ids: Array, grad: Array) -> Array:
-    """Sums the cotangents of tokens on the devices that own their columns.
+    """Returns the gradient, float32 `[V, D]`, whose columns are split over the axis fsdp.
 
     A device sends to each other one the columns that the other owns. XLA would sum the gradient of
     the whole table, which is far larger than the cotangents, or gather them in float32.
-
-    Returns:
-      The gradient, float32 `[V, D]`, whose columns are split over the axis fsdp.
     """
     axes = batch_axes()
 

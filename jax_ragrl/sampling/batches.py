@@ -2,10 +2,7 @@
 
 Attention reads every slot of the cache, and a row that is done costs as much as a live row.
 Therefore a cache starts small and doubles when it is full, and when at most half of the prompts
-have a live row, these continue in a smaller batch.
-
-Invariant: the tokens equal the tokens of one long program, because a token depends on its prompt,
-key and position alone.
+have a live row, these continue in a smaller batch. The tokens equal those of one long program.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ beginning, so the instructions of a role and the past of a conversation are held
                             |              +- reply b - observation
                             +- question 2
 
-A context is found by its tokens alone, so no system says which conversation continues. The tokens
-after its last full page are computed again. When room is needed, the page that was used longest ago
-is given up, the last one of a context first.
+A context is found by its tokens alone. The tokens after its last full page are computed again. When
+room is needed, the page that was used longest ago is given up, the last one of a context first.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Jitted decoding: prompts are prefilled once, siblings share the prompt's cache, no host sync.
 
-Two programs:
-  - `start_decode` runs every prompt once, from the first token on that is not kept, and returns its
-    keys and values (the prefix cache) and its rows, which all read that prefix cache;
-  - `decode` repeats `_decode_step`, one token per row, until the cache is full, every row is done,
-    or so few prompts are live that a smaller batch is cheaper (`sampling/batches.py` decides).
+`start_decode` runs every prompt once; `decode` repeats `_decode_step`, one token per row, until the
+cache is full, every row is done, or so few prompts are live that a smaller batch is cheaper.
 
 Invariant: a token depends on its own prompt, key and position alone. Keys are folded from
-(seed of the row, sibling, position), so a question gets the same tokens in any batch, and equal
-prompts of several questions can be one prompt with the rows of all.
+(seed of the row, sibling, position), so a question gets the same tokens in any batch.
 """
 
 from __future__ import annotations
@@ -217,8 +213,8 @@ def decode(
     """Samples tokens until the cache is full or enough rows are done.
 
     Args:
-      shrink_at_W: int32, per device, of the W that share the batch in equal parts: the loop ends
-        early when no device has more than this number of prompts with a live row.
+      shrink_at_W: int32, per device: the loop ends early when no device has more than this number
+        of prompts with a live row.
       state: the state to continue from; its buffers are donated.
       prefix: the prefix cache of the prompts; not donated.
       use_top_p: whether any row has a `top_p` below 1; False leaves the nucleus filter out.
@@ -343,10 +339,7 @@ def _loaded(logits_BV: Array, temperature_B: Array) -> Array:
 
 
 def rows_minor(logits_BV: Array) -> Array:
-    """Stores logits with adjacent rows next to each other on a TPU, as reductions over V need them.
-
-    Otherwise the compiler adds two copies of all logits to every step.
-    """
+    """Stores logits with adjacent rows next to each other on a TPU: it then copies none of them."""
     return jax.lax.platform_dependent(
         logits_BV,
         tpu=lambda x: with_layout_constraint(x, Layout((1, 0))),

@@ -1,14 +1,10 @@
 """Groups sampling jobs into batches: equal prompts become one prompt, and padding is kept small.
 
-A job is a prompt with a seed. Jobs that differ in nothing but the seed share one prompt, whose rows
-then have the keys of all of these jobs: it is prefilled once. Among all ways to divide the prompts,
-in the order of their lengths, into batches of the static sizes, the cheapest by this count of
-tokens per device is taken:
+Jobs that differ in nothing but the seed share one prompt, which is prefilled once. Among all ways
+to divide the prompts, in the order of their lengths, into batches of the static sizes, the cheapest
+by this count of tokens per device, with padding, is taken:
 
   cost = sum over batches of  size * length + limit * max(rows, MIN_DECODE_ROWS)
-
-`size`, `length` and `rows` include padding; the second term is the decoding of `limit` tokens per
-row. A short prompt may take a place that would otherwise be empty in a batch of longer ones.
 """
 
 from __future__ import annotations

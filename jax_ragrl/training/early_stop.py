@@ -14,10 +14,6 @@ class Scores:
 
     A function of the log alone, so that a resumed run ends at the same step. An evaluation without
     a score (null or nan) is left out: it says nothing about the policies.
-
-    Attributes:
-      policy_tokens: the tokens of all actions of the run so far.
-      without_gain: the number of evaluations since the one with the best score.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
@@ -27,7 +23,6 @@ class Scores:
             self.add(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Adds a row."""
         self.policy_tokens += row.get("policy_tokens") or 0
         score, error = _score_of(row)
         # An equal score is not a gain, so that the best checkpoint is the first one with its score.
@@ -55,9 +50,7 @@ class Scores:
     def reason_to_end(self, patience: int, budget: int = 0) -> str:
         """Returns why a run ends before its last step; empty if it continues.
 
-        Args:
-          patience: evaluations without a better score after which it ends; 0: it never does.
-          budget: see `is_spent`.
+        It ends after `patience` evaluations without a better score, 0: never; or see `is_spent`.
         """
         if self.is_spent(budget, {}):
             return f"the run has spent its {budget} tokens (run.token_budget)"

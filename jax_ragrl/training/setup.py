@@ -42,10 +42,7 @@ def method_of(job: Job) -> Method:
 def prepare_policies(
     job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer
 ) -> Policies:
-    """Builds the policies of a run as they are before the first update.
-
-    `decoders` are the initial weights by policy, which remain unchanged.
-    """
+    """Builds the policies of a run from the initial decoders, which remain unchanged."""
     policies = {}
     grammars = role_grammars(job.recipe.system.roles.values(), tokenizer)
     for name, decoder in decoders.items():
@@ -116,8 +113,7 @@ def trained_state(policies: Policies) -> dict[str, PolicyState]:
 def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[str, SplitModel]:
     """Returns the policies for a sampler, see `for_sampling`.
 
-    With `outlive_update` the models can be used after the next update too: it donates the trained
-    arrays, so all of them are copied.
+    With `outlive_update` all trained arrays are copied, because the next update donates them.
     """
     decoders = {name: trained_decoder(policy) for name, policy in policies.items()}
     params = jax.tree.leaves([policy.state.policy.params for policy in policies.values()])

@@ -65,12 +65,7 @@ class Trackers:
     """All trackers of a run. One that fails is dropped with a warning."""
 
     def __init__(self, projects: Mapping[str, str], workdir: pathlib.Path):
-        """Opens the trackers.
-
-        Args:
-          projects: by keys of `run.config.TRACKERS`, names of projects; an empty name opens none.
-          workdir: the folder of the run.
-        """
+        """Opens trackers of projects by keys of `TRACKERS`; an empty name opens none."""
         self.running = dict[str, Tracker]()
         for key in filter(projects.get, projects):
             tracker = self._try(key, functools.partial(open_tracker, key, projects[key], workdir))
@@ -89,11 +84,9 @@ class Trackers:
             )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Records the metrics of a step in all trackers."""
         for key, (log, _) in list(self.running.items()):
             self._try(key, functools.partial(log, dict(metrics), step=step))
 
     def finish(self) -> None:
-        """Ends the runs of all trackers."""
         for key, (_, finish) in list(self.running.items()):
             self._try(key, finish)
