@@ -132,10 +132,9 @@ def prepare(
       decoder: its weights in the storage dtype (float32 for training). The run uses their mesh, or
         one device. If it has an adapter, only the adapter is trained, and a critic of its own is
         another adapter on the same base.
-      layout: batch shapes; those that save no time on an accelerator are left out.
       updates: number of updates in the run, the length of the learning-rate schedule.
       compute: dtype of forward and backward passes; None: from the decoder's config.
-      remat: gradient checkpointing, see `DecoderConfig`; None: from the decoder's config.
+      remat: see `DecoderConfig`; None: from the decoder's config.
       allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
       grammars: strict grammars in place of `allowed_ZV`.
       shares_devices: whether rollouts use the devices during updates (`run.staleness`).

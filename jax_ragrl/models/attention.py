@@ -1,12 +1,8 @@
 """Causal grouped-query attention under a boolean mask, by the fastest kernel that fits.
 
-`attention` chooses among three implementations, all exact:
-
-  cudnn      NVIDIA GPU, half precision, long rows         `jax.nn.dot_product_attention`
-  blockwise  CPU: skips pairs of blocks that are masked    `models/blockwise.py`
-  xla        everything else: in blocks of queries
-
-Rows that are being decoded have an attention of their own, see `models/prefix_attention.py`.
+`attention` takes cuDNN (NVIDIA GPU, half precision, long rows), `models/blockwise.py` (CPU) or XLA
+in blocks of queries, all exact. Rows that are being decoded have an attention of their own, see
+`models/prefix_attention.py`.
 """
 
 from __future__ import annotations

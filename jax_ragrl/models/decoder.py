@@ -121,13 +121,11 @@ class Decoder(nnx.Module):
           ids_BL, positions_BL: int32 token ids and rotary positions.
           visibility: which keys each query attends to, one of
             a bool mask `[B, L, S]` with at least one True per query. Without a cache S is L, and
-            no query attends to a later key (such pairs are not computed). With a cache the keys
-            are the slots of its prefix, then its own slots.
+            later keys are not computed; with one the keys are its prefix, then its own slots.
             int32 places `[B, L]`, without a cache only: key j is visible to queries from place j
             up to this place, exclusive, as in a row that holds a prefix tree.
             None, without a cache only: each token attends to itself and all earlier ones.
-            `VisibleKeys`, with a cache and one token per row: the first keys of the prefix and of
-            the row's own slots.
+            `VisibleKeys`, with a cache and one token per row.
           cache: keys and values so far, with a prefix. The new ones are written to slots `write_B`
             to `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
@@ -250,13 +248,11 @@ def _unrolled_layers(
     return x_BLD, cache._replace(k=k, v=v)
 
 
-def init_cache(
-    config: DecoderConfig, batch: int, length: int, prefix: KVCache | None = None
-) -> KVCache:
+def init_cache(config: DecoderConfig, batch: int, length: int) -> KVCache:
     """Returns an empty cache of `batch` rows of `length` slots in the compute dtype."""
     shape = (batch, config.num_kv_heads, length, config.head_dim)
     k, v = ([jnp.zeros(shape, config.dtype) for _ in range(config.num_layers)] for _ in "kv")
-    return KVCache(tuple(k), tuple(v), prefix)
+    return KVCache(tuple(k), tuple(v))
 
 
 def causal_mask(segments_BL: Array) -> Array:

@@ -35,24 +35,13 @@ class Critic(nnx.Module):
         self.trunk = without_lm_head(trunk)
         self.head = ValueHead(trunk.config.hidden_size)
 
-    def __call__(self, ids_BL: Array, positions_BL: Array, visibility: Array | None) -> Array:
-        """Returns values, float32 `[B, L]`; arguments as in `Decoder`."""
-        return self.head(self.trunk(ids_BL, positions_BL, visibility)[0])
-
 
 class ActorCritic(nnx.Module):
-    """A policy and a value head on the same trunk: one forward gives hidden states and values."""
+    """A policy and a value head on the same trunk."""
 
     def __init__(self, policy: Decoder):
         self.policy = policy
         self.head = ValueHead(policy.config.hidden_size)
-
-    def __call__(
-        self, ids_BL: Array, positions_BL: Array, visibility: Array | None
-    ) -> tuple[Array, Array]:
-        """Returns hidden states `[B, L, D]` and values, float32 `[B, L]`; see `Decoder`."""
-        hidden_BLD, _ = self.policy(ids_BL, positions_BL, visibility)
-        return hidden_BLD, self.head(hidden_BLD)
 
 
 def without_lm_head(decoder: Decoder) -> Decoder:

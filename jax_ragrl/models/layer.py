@@ -1,15 +1,5 @@
 """One decoder layer: attention and a gated MLP, each added to the residual stream.
 
-One forward pass of a layer, in the order of `decoder_layer`:
-
-  1. norm     h = rms_norm(x, attn_norm)                                 `rms_norm`
-  2. qkv      q, k, v = h W_q, h W_k, h W_v, plus adapters and biases    `_qkv`
-  3. rope     q, k normalized per head (Qwen3), rotated by position      `_qkv`, `apply_rope`
-  4. cache    k, v written at each row's offset, when decoding           `write_cache`
-  5. attend   out = softmax(q k / sqrt(F)) v under the mask              `models/attention.py`
-  6. project  x = x + out W_o                                            `linear`
-  7. mlp      x = x + (silu(h W_gate) * (h W_up)) W_down, h = rms_norm(x, mlp_norm)    `_mlp`
-
 Activations are in the compute dtype; norms, rotations and softmax are float32 inside.
 """
 

@@ -1,10 +1,9 @@
 """The matmuls of the package's models: operands in the compute dtype, sums in float32.
 
-XLA for CPUs multiplies bfloat16 natively only if the result is float32. If it is bfloat16, XLA
-converts both operands to float32 first, which takes twice as long as the native product on a CPU
-that has instructions for it (JAX 0.10). Therefore `matmul` asks for float32 on a CPU, in both
-passes, and rounds the result. Without such instructions the native product takes up to 1.8 times as
-long as a float32 product, so that the operands of large products are converted.
+XLA for CPUs multiplies bfloat16 natively only if the result is float32 (JAX 0.10). Therefore
+`matmul` asks for float32 on a CPU, in both passes, and rounds the result. On a CPU without
+instructions for it, the native product takes up to 1.8 times as long as a float32 product, so that
+the operands of large products are converted.
 """
 
 from __future__ import annotations

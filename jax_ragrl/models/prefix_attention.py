@@ -5,11 +5,8 @@ Juravsky et al. 2024, arXiv 2402.05099). Both parts keep separate scores and sha
 
   m = max(s', s''),   out = (exp(s' - m) v' + exp(s'' - m) v'') / sum(exp(s' - m), exp(s'' - m))
 
-There are two implementations, both exact:
-
-  kernel  NVIDIA GPU, half precision: JAX's decode kernel once per part; its scores never leave
-          the chip, and keys that no row has yet are not read
-  xla     everything else
+On an NVIDIA GPU in half precision JAX's decode kernel runs once per part: its scores never leave
+the chip, and keys that no row has yet are not read. Everything else takes XLA.
 """
 
 from __future__ import annotations

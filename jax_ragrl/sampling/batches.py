@@ -92,7 +92,8 @@ class PromptBatch:
         numbers = np.arange(count).reshape(-1, shards).T.ravel()
         host = jax.tree.map(lambda x: x[numbers], (self.prompts, self.ids_BL))
         prompts, ids_BL = shard_batch(host, self.mesh)
-        self.counters.add_prefill(*self.ids_BL.shape)
+        self.counters.prefill_tokens += self.ids_BL.size
+        self.counters.programs += 1
         size = f"{self.ids_BL.shape[0]} x {self.ids_BL.shape[1]}"
         kept, after = None, ""
         if self.contexts is not None and self.matches is not None:
@@ -117,7 +118,8 @@ class PromptBatch:
         while True:
             # 1. Wait for the program, then stop if the cache has its full size or no row is live.
             t, done_B = to_host((state.t, state.done_B))
-            self.counters.add_decode(len(done_B), t - last)
+            self.counters.row_steps += len(done_B) * int(t - last)
+            self.counters.programs += 1
             last = t
             live_WN = ~done_B.reshape(data_parallel_size(self.mesh), -1, self.width).all(axis=-1)
             is_last = t >= self.slots[-1] or not live_WN.any()

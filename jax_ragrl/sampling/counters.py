@@ -20,11 +20,3 @@ class SamplingCounters:
     row_steps: int = 0
     prefill_tokens: int = 0
     programs: int = 0
-
-    def add_prefill(self, rows: int, length: int) -> None:
-        self.prefill_tokens += rows * length
-        self.programs += 1
-
-    def add_decode(self, rows: int, steps: int) -> None:
-        self.row_steps += rows * int(steps)
-        self.programs += 1

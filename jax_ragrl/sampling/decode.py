@@ -38,10 +38,6 @@ CHECK_STRIDE = 16
 FLAT_SAMPLING_LIMIT, SAMPLING_BLOCKS, SUBLANES = 4096, 128, 8
 
 
-def check_stride() -> int:
-    return CHECK_STRIDE if jax.default_backend() == "gpu" else 1
-
-
 class Prompts(NamedTuple):
     """A padded batch of prompts, the keys of their rows and their sampling parameters.
 

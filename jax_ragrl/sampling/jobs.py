@@ -18,20 +18,13 @@ JobGrammar = tuple[str, tuple[str, ...], str]
 
 
 class SamplingJob(NamedTuple):
-    """One prompt and its sampling parameters.
+    """One prompt, a forced prefix of the action included, and its sampling parameters.
 
-    Fields:
-      ids: the token ids of the prompt, a forced prefix of the action included.
-      seed: the seed of the sampling keys, below 2**32.
-      temperature: 0 is greedy.
-      top_p: nucleus size; 1 switches the filter off.
-      limit: maximum of new tokens.
-      allowed_token_regex: only tokens whose text matches, and stop tokens, are allowed; "" allows
-        all.
-      stop_strings: a row ends at the first token whose text completes one of these strings.
-      action_regex: if not empty, the whole action matches this regular expression, and
-        `allowed_token_regex` is not used.
-      prefix_length: the number of last ids of the prompt that begin the action.
+    `seed` is below 2**32. A `temperature` of 0 is greedy, and a `top_p` of 1 switches that filter
+    off. `limit` is the maximum of new tokens. The action has only tokens whose text matches
+    `allowed_token_regex`, if it is not empty, and ends at the first token that completes one of
+    `stop_strings`; or the whole action matches `action_regex`. Its first `prefix_length` ids are
+    the last ones of the prompt.
     """
 
     ids: tuple[int, ...]

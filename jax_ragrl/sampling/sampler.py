@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from jax_ragrl.models.split import SplitModel
@@ -15,7 +16,7 @@ from jax_ragrl.runtime.small_programs import start, uses_one_core
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.contexts import PAGE
 from jax_ragrl.sampling.counters import SamplingCounters
-from jax_ragrl.sampling.decode import Samples, check_stride
+from jax_ragrl.sampling.decode import CHECK_STRIDE, Samples
 from jax_ragrl.sampling.grouping import (
     Chunk,
     Draw,
@@ -126,7 +127,7 @@ class JobSampler:
             slots=self._shapes.cache_sizes_for(max(job.limit for job in firsts)),
             sizes=tuple(n // self._devices for n in self._shapes.global_batch_sizes(self._devices)),
             use_top_p=any(job.top_p < 1 for job in firsts),
-            stride=check_stride(),
+            stride=CHECK_STRIDE if jax.default_backend() == "gpu" else 1,
             mesh=self._mesh,
             counters=self.counters,
             contexts=self._contexts,

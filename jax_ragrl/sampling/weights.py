@@ -29,13 +29,10 @@ def for_sampling(
 ) -> dict[str, SplitModel]:
     """Returns split decoders for a rollout, which compute the same as `decoders`.
 
-    Weights are in the compute dtype and split over the tensor axis alone: without a tensor axis
-    every device holds a full copy (2 bytes per parameter in bfloat16, 16 GB for 8 billion). If that
-    is too much, give the mesh a wider tensor axis.
-
-    An array that already has this form is not copied, and an array that several decoders share (a
-    base below their adapters) is copied once. On several hosts this is a collective call; each
-    process gets the model on its own devices and then samples independently.
+    Weights are in the compute dtype and split over the tensor axis alone. An array that already has
+    this form is not copied, and one that several decoders share (a base below their adapters) is
+    copied once. On several hosts this is a collective call; each process gets the model on its own
+    devices and then samples independently.
 
     `donated_arrays` are copied in any case, because a program that runs during the rollout takes
     their buffers.

@@ -31,12 +31,9 @@ class Method(NamedTuple):
     """What all steps of a run have in common.
 
     Fields:
-      recipe: the system with its rewards and exploration.
       credit: from a forest and its rewards to a credit and a weight per node.
       seed: names the run: equal seeds repeat it.
-      schedule: the roles trained at each step.
       lockstep: whether all branches wait for each other, see `rollout.scheduler`.
-      train_forced: whether forced actions are trained.
       carry_tokens: the longest conversation in tokens over which credit is carried; 0: it ends with
         its turn.
       preference: with it, the update is DPO on pairs of rollouts.

@@ -76,7 +76,10 @@ def _greedy(graphdef, state, ids_BL: Array, mask_BL: Array, num_tokens: int) -> 
 
     prompt = ids_BL, key_positions_BS[:, :length], causal_mask(mask_BL.astype(jnp.int32))
     hidden_BLD, prefix = decoder(*prompt, return_cache=True)
-    first = init_cache(decoder.config, batch, num_tokens, prefix), likeliest(hidden_BLD)
+    first = (
+        init_cache(decoder.config, batch, num_tokens)._replace(prefix=prefix),
+        likeliest(hidden_BLD),
+    )
     return jax.lax.scan(step, first, jnp.arange(num_tokens, dtype=jnp.int32))[1].T
 
 

@@ -54,7 +54,7 @@ def _logits_after_prefix(graphdef, state, prompts_PL, ids_BT, length_P, fuse=Fal
     )
     at_PL = jnp.broadcast_to(jnp.arange(length)[None], (count, length))
     _, prefix = decoder(prompts_PL, at_PL, None, return_cache=True)
-    cache = init_cache(decoder.config, batch, steps, prefix)
+    cache = init_cache(decoder.config, batch, steps)._replace(prefix=prefix)
     length_B1 = jnp.repeat(length_P, batch // count)[:, None]
     prompt_BL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
     at_BT = length_B1 + jnp.arange(steps)[None]

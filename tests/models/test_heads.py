@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.models.decoder import causal_mask
-from jax_ragrl.models.heads import ActorCritic, Critic, ValueHead
+from jax_ragrl.models.heads import Critic, ValueHead
 from jax_ragrl.models.hf import load_decoder
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,8 +39,9 @@ def test_values_are_computed_in_full_precision():
 
 def test_an_untrained_critic_predicts_zero(policy):
     critic = Critic(policy)
-    values = decoding.call(critic, IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL)))
-    np.testing.assert_array_equal(values, np.zeros((2, 6)))
+    mask = causal_mask(np.ones_like(IDS_BL))
+    hidden, _ = decoding.call(critic.trunk, IDS_BL, POSITIONS_BL, mask)
+    np.testing.assert_array_equal(critic.head(hidden), np.zeros((2, 6)))
 
 
 def test_a_critic_has_no_language_model_head():
@@ -55,14 +56,3 @@ def test_a_critic_has_no_language_model_head():
     actual, _ = decoding.call(critic.trunk, IDS_BL, POSITIONS_BL, mask)
     np.testing.assert_array_equal(actual, expected)
     assert policy.lm_head is not None
-
-
-def test_an_actor_critic_shares_the_hidden_states(policy):
-    both = ActorCritic(policy)
-    both.head.kernel[...] = jnp.ones((32,))
-    mask = causal_mask(np.ones_like(IDS_BL))
-    hidden, values = decoding.call(both, IDS_BL, POSITIONS_BL, mask)
-    np.testing.assert_allclose(values, np.sum(hidden, axis=-1), atol=1e-5)
-    alone, _ = decoding.call(policy, IDS_BL, POSITIONS_BL, mask)
-    np.testing.assert_allclose(hidden, alone, atol=1e-6)
-    assert isinstance(nnx.state(both), nnx.State)

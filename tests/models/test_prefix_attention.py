@@ -153,7 +153,7 @@ def test_a_decoder_takes_the_kernel_for_visible_keys(monkeypatch):
     def hidden() -> np.ndarray:
         at_B = jnp.repeat(length, 2).astype(jnp.int32)
         visible = VisibleKeys(at_B, jnp.ones_like(at_B))
-        cache = init_cache(CONFIG, 4, 16, prefix)
+        cache = init_cache(CONFIG, 4, 16)._replace(prefix=prefix)
         out, _ = decoder(at_B[:, None], at_B[:, None], visible, cache, jnp.zeros_like(at_B))
         return np.asarray(jax.device_get(out), np.float32)
 
