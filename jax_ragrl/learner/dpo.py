@@ -151,7 +151,6 @@ def prefer_all(
 
 
 def fits(spec: PolicySpec, pair: Pair) -> bool:
-    """Whether both answers of a pair fit into one row."""
     groups = _pair_groups(spec, 0, pair)
     return len(groups) == 1 and len(groups[0].turns) == 2
 
@@ -171,16 +170,10 @@ def dpo_update(
 ) -> tuple[Policy, dict[str, float]]:
     """Takes one optimizer step on the mean DPO loss of some pairs.
 
-    Args:
-      policy: a policy with a reference; the buffers of its trained state are donated.
-      pairs: pairs that fit into a row.
-
-    Returns:
-      The policy, and the metrics `loss/dpo`, `right` (fraction of pairs whose chosen answer gained
-      more log-probability than the rejected one), `grad_norm` and `skipped`.
-
-    Raises:
-      UserError: no reference, or parameters that are no longer finite.
+    The buffers of the trained state are donated; each pair has to fit into a row. The metrics are
+    `loss/dpo`, `right` (fraction of pairs whose chosen answer gained more log-probability than the
+    rejected one), `grad_norm` and `skipped`. Raises `UserError` without a reference, or if
+    parameters are no longer finite.
     """
     spec, state = policy
     if state.reference is None:

@@ -231,7 +231,6 @@ def _add_gradient(loss_of: Any, params: Any, total: Any) -> tuple[Any, Any]:
 @in_order
 @functools.partial(jax.jit, static_argnames="layout", keep_unused=True)
 def zeros(params: Any, layout: tuple[Any, ...] | None = None) -> Any:
-    """Returns a gradient of zeros, sharded like the results of `gradient`."""
     return constrain_layout(jax.tree.map(jnp.zeros_like, params), layout)
 
 

@@ -40,7 +40,6 @@ class RoleGrammars:
 
 
 def role_grammars(roles: Iterable[Role], tokenizer: ChatTokenizer) -> RoleGrammars | None:
-    """Compiles the grammars of strict roles; None if no role is strict."""
     roles = list(roles)
     strict = [role for role in roles if role.strict]
     if not strict:

@@ -160,7 +160,6 @@ IMITATION = Objective(
 
 
 def check_one_step_per_batch(optimizer: Optimizer) -> None:
-    """Raises `UserError` for several steps per batch: `imitate` takes one."""
     for name in ("epochs", "minibatches"):
         if getattr(optimizer, name) != 1:
             raise UserError(

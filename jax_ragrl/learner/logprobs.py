@@ -162,7 +162,6 @@ def _zero_scores(tokens: _Tokens) -> Scores:
 
 
 def _score_chunk(logits_RCV: Array, chunk: _Tokens) -> tuple[Scores, Array]:
-    """Returns the scores of a chunk and the log-sum-exp of its logits."""
     top_RC = jnp.max(logits_RCV, axis=-1)
     # Relative to the largest logit, exponentials cannot overflow.
     below_RCV = logits_RCV - top_RC[..., None]

@@ -81,7 +81,6 @@ class Optimizer:
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Refuses a learning rate that is negative or not a finite float32."""
     if not 0 <= rate <= float(np.finfo(np.float32).max):
         raise UserError(
             f"{name} is {rate:g}: a learning rate is a finite number, 0 or more; use about 1e-6 "

@@ -103,7 +103,6 @@ class Layout:
         return dataclasses.replace(self, row_lengths=(longest,), max_batch_halvings=0)
 
     def length(self, size: int) -> int:
-        """Returns the smallest row length that holds `size` tokens."""
         return next(n for n in self.row_lengths if size <= n)
 
     def count(self, length: int, devices: int = 1) -> int:
@@ -117,7 +116,6 @@ class Layout:
         return sorted({*sizes}, reverse=True)
 
     def fewest(self, rows_in_use: int, length: int, devices: int) -> int:
-        """Returns the smallest allowed number of rows of a batch that holds `rows_in_use`."""
         return min(n for n in self.counts(length, devices) if n >= rows_in_use)
 
 
@@ -406,7 +404,6 @@ def _batch(
 
 
 def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:
-    """Writes the prefix tree of some groups into row `r`."""
     entries = []  # per turn: the turn, its row, its first scored token and their number
     before: tuple[int, ...] = ()
     path: list[int] = []  # places of the tokens of the previous context

@@ -1,7 +1,6 @@
 """Gradients by role: how strongly each role moves a policy, and whether roles pull together.
 
-The loss of a policy is a sum over tokens, and each token belongs to one role. So the gradient is
-the sum of one gradient per role, that of the loss in which the tokens of other roles have weight 0:
+The gradient is the sum of one per role, in which the tokens of other roles have weight 0:
 
   g = sum_z g_z,   share_z = <g_z, g> / |g|^2,   cosine_yz = <g_y, g_z> / (|g_y| |g_z|)
 
@@ -30,10 +29,7 @@ from jax_ragrl.runtime.sharding import to_host
 def role_gradient_metrics(
     policy: Policy, data: Minibatches, targets: Sequence[Sequence[Targets]]
 ) -> dict[str, float]:
-    """Returns norm, share and cosines of the gradients of all roles with actions.
-
-    `policy` is that before the update; `targets` are those of each batch of each minibatch.
-    """
+    """Returns norm, share and cosines of the gradients of all roles before an update."""
     numbers = np.unique(data.actions.role_A).tolist()
     # All gradients are held at once: each pair of them has a cosine.
     grads = [role_gradient(policy, data, targets, z) for z in numbers]

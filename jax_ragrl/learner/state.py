@@ -102,8 +102,6 @@ class PolicySpec(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A policy in training, with its critic and its reference if it has them."""
-
     spec: PolicySpec
     state: PolicyState
 
@@ -140,7 +138,7 @@ def prepare(
       shares_devices: whether rollouts use the devices during updates (`run.staleness`).
 
     Raises:
-      UserError: choices that do not fit together.
+      UserError: the objective has a separate critic, but no learning rate for it.
     """
     if objective.critic == "own" and optimizer.value_lr <= 0:
         raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
@@ -172,7 +170,6 @@ def _models(
     mesh, sharding = mesh_of(weights), _replicated_sharding(weights)
 
     def build(model: Any, rate: float) -> tuple[ModelSpec, TrainState, Any]:
-        """The constant part of a model, its initial state and the decoder's own parameters."""
         split, transform = _split(model, sharding), optimizer.transform(rate, updates)
         layout = layout_of(split.params) if isinstance(sharding, NamedSharding) else None
         # Copies, since an update donates the buffers that it trains.
@@ -296,7 +293,6 @@ def restored_decoders(
 
 
 def sampling_model(policy: Policy) -> SplitModel:
-    """Returns the policy for a sampler until the next update, see `for_sampling`."""
     return for_sampling({"policy": trained_decoder(policy)})["policy"]
 
 

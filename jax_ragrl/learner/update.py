@@ -86,10 +86,8 @@ def update(
 def split_minibatches(groups: Sequence[Group], spec: PolicySpec, rng: random.Random) -> Minibatches:
     """Splits groups at random into minibatches, each packed into batches of rows.
 
-    There are no more minibatches than groups. With `objective.skip_zero_advantage`, groups whose
-    credits are all 0 are left out, and the weights of the others (`Minibatches.share_PZ`) are those
-    that they have among all groups: the loss of a group that is left out is 0, but it counts in the
-    mean.
+    With `objective.skip_zero_advantage`, groups whose credits are all 0 are left out, and the
+    others keep the weights that they have among all groups (`Minibatches.share_PZ`).
     """
     order = shuffled(rng, groups)
     count = min(spec.optimizer.minibatches, len(order))

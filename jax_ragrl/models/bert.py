@@ -170,8 +170,6 @@ class Layer(nnx.Module):
 
 
 class Bert(nnx.Module):
-    """A text encoder from token ids to hidden states."""
-
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         self.words = nnx.Embed(config.vocab, config.width, rngs=rngs)
         self.positions = nnx.Embed(config.positions, config.width, rngs=rngs)

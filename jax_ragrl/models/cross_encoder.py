@@ -79,8 +79,6 @@ def read_head(backbone: Backbone, fields: dict[str, Any]) -> HeadSpec:
 
 
 class ScoreModel(nnx.Module):
-    """Token ids of pairs to logits."""
-
     def __init__(self, backbone: Any, spec: HeadSpec, width: int, rngs: nnx.Rngs):
         self.backbone, self.spec = backbone, spec
         self.dense = nnx.Linear(width, width, use_bias=spec.dense_bias, rngs=rngs)

@@ -240,7 +240,6 @@ def load_tokenizer(folder: pathlib.Path, backbone: Backbone) -> Any:
 
 
 def check_ids(rows: Sequence[Sequence[int]], backbone: Backbone) -> None:
-    """Raises `UserError` if the model has no embedding of a token id."""
     highest = max((max(row, default=0) for row in rows), default=0)
     if highest >= backbone.vocab:
         raise UserError(
@@ -277,9 +276,8 @@ def load_encoder(
     Args:
       source: a folder with `config.json`, a tokenizer and `model.safetensors`, the name of such a
         model on the Hugging Face Hub, or `minilm`.
-      query_prefix: put before every query ("query: " for E5); None takes the folder's setting,
-        or else that of a family known by its name (`sentence_files.KNOWN_PREFIXES`).
-      passage_prefix: put before every passage; None as for `query_prefix`.
+      query_prefix, passage_prefix: put before every query ("query: " for E5) or passage; None takes
+        the folder's setting, or else that of a family (`sentence_files.KNOWN_PREFIXES`).
 
     Raises:
       UserError: no such folder, another kind of model, or weights that are missing or misshapen.
@@ -351,6 +349,5 @@ def _on_one_mesh(model: SentenceModel, devices: Sequence[jax.Device]) -> Sentenc
 
 
 def from_description(description: dict[str, Any]) -> TextEncoder:
-    """Returns the encoder of a description by `TextEncoder.describe`."""
     prefixes = {name: description[name] for name in ("query_prefix", "passage_prefix")}
     return load_encoder(description["source"], **prefixes)

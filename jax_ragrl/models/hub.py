@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.safetensors_io import weight_map_of
+from jax_ragrl.models.safetensors_io import INDEX, SINGLE, weight_map_of
 from jax_ragrl.runtime.hub import explain
 
 # OWNER/NAME, or OWNER/NAME@REVISION with a branch, a tag or a commit.
@@ -23,8 +23,6 @@ CARD = "README.md"  # names the license, which the card of an export repeats
 SMALL = ("*.json", "*.jinja", "*.model", "*merges.txt", "*vocab.txt", CARD)
 # Other formats of the same weights, and their copies of the small files.
 OTHER_FORMATS = ("onnx/*", "openvino/*", "original/*", "coreml/*")
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 def download(name: str, *, weights: bool = True) -> Path:
@@ -74,7 +72,7 @@ def _cached(repository: str, revision: str | None) -> Path | None:
 def _has_weights(folder: Path) -> bool:
     indexes = list(folder.rglob(INDEX))
     if not indexes:
-        return any(folder.rglob(WEIGHTS))
+        return any(folder.rglob(SINGLE))
     return all((folder / file).is_file() for file in _weight_files(folder))
 
 
@@ -82,7 +80,7 @@ def _weight_files(folder: Path) -> Iterator[str]:
     """Paths, relative to `folder`, of the weights that its indexes name; patterns without one."""
     indexes = list(folder.rglob(INDEX))
     if not indexes:
-        yield from (WEIGHTS, f"*/{WEIGHTS}")
+        yield from (SINGLE, f"*/{SINGLE}")
     for index in indexes:
         place = index.parent.relative_to(folder)
         files = set(weight_map_of(index).values())
@@ -98,7 +96,7 @@ def _check_weights(folder: Path, name: str) -> None:
         reason = "it has no config.json; for a repository of GGUF files, download one and give it"
     else:
         reason = "convert its weights with Transformers' save_pretrained and give that folder"
-    raise UserError(f"{name} on the Hub has no {WEIGHTS}: {reason}")
+    raise UserError(f"{name} on the Hub has no {SINGLE}: {reason}")
 
 
 def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:

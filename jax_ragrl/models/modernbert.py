@@ -139,8 +139,6 @@ class Layer(nnx.Module):
 
 
 class ModernBert(nnx.Module):
-    """A text encoder from token ids to hidden states."""
-
     def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs):
         norm = functools.partial(
             nnx.LayerNorm, config.width, epsilon=config.epsilon, use_bias=config.norm_bias

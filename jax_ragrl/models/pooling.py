@@ -62,8 +62,6 @@ class DenseSpec(NamedTuple):
 
 
 class Dense(nnx.Module):
-    """A linear layer and its activation."""
-
     def __init__(self, spec: DenseSpec, rngs: nnx.Rngs):
         self.linear = nnx.Linear(spec.inputs, spec.outputs, use_bias=spec.bias, rngs=rngs)
         self.activation = spec.activation

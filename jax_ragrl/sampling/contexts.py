@@ -88,7 +88,6 @@ class KeptContexts:
         self._pinned.update(path)
 
     def _take(self) -> int | None:
-        """Returns the number of a free page; None if all are pinned."""
         if not self._free:
             oldest = next((page for page in self._uses if page not in self._pinned), None)
             if oldest is None:

@@ -89,7 +89,6 @@ class Shapes:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest prompt with the longest reply."""
         return self.prompt_lengths[-1] + self.max_new_tokens
 
     def coarse(self, free: int) -> Shapes:
@@ -118,7 +117,6 @@ class Shapes:
         yield copies
 
     def bucket_length(self, tokens: int) -> int | None:
-        """Returns the smallest prompt length that holds `tokens`; None if none does."""
         return next((n for n in self.prompt_lengths if tokens <= n), None)
 
     def global_batch_sizes(self, devices: int = 1) -> list[int]:
@@ -140,7 +138,6 @@ class Shapes:
         return [n for n in fitting if copies == 1 or n * copies <= rows]
 
     def max_batch_size(self, length: int, devices: int = 1) -> int:
-        """Returns the largest batch of prompts of a padded length, over all devices."""
         return self.batch_sizes_for(length, devices)[-1]
 
     def cache_sizes_for(self, limit: int) -> tuple[int, ...]:

@@ -44,7 +44,6 @@ class KeptPrefix(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The tokens for which the cache of a prompt has room."""
         return int(self.number_BT.shape[1]) * PAGE
 
     def cache(self) -> KVCache:

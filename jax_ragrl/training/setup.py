@@ -23,7 +23,6 @@ from jax_ragrl.training.step import Method
 
 
 def method_of(job: Job) -> Method:
-    """Returns what all steps of a run have in common."""
     is_carried = job.objective.gae_span == "conversation"
     return Method(
         job.recipe,
@@ -64,7 +63,6 @@ def prepare_policies(
 
 
 def updates_of(job: Job, policy: str) -> int:
-    """Returns the number of steps of a run in which a policy is trained."""
     own = [role for role, name in job.policy_of.items() if name == policy]
     return job.schedule.updates(job.run.steps, tuple(job.policy_of), own)
 
@@ -106,7 +104,6 @@ def allowed_tokens(job: Job, tokenizer: ChatTokenizer, size: int) -> np.ndarray 
 
 
 def trained_state(policies: Policies) -> dict[str, PolicyState]:
-    """Returns the state of each policy: the content of a checkpoint."""
     return {name: policy.state for name, policy in policies.items()}
 
 
@@ -123,6 +120,5 @@ def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[s
 def acting_environment(
     job: Job, parts: Components, policies: Policies, outlive_update: bool = False
 ) -> Environment:
-    """Builds the environment of a rollout of the current policies, see `acting_models`."""
     models = acting_models(policies, outlive_update=outlive_update)
     return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes))

@@ -169,7 +169,6 @@ def write_incidents(
 
 
 def questions_of(forest: Forest) -> Iterator[dict[str, Any]]:
-    """Yields each question of a batch with a summary of its rollouts."""
     failures = dict(zip(forest.failed_questions, forest.failures, strict=True))
 
     def action(record: Record) -> dict[str, Any]:
