@@ -62,10 +62,7 @@ def build_surroundings(
     llm: FrozenLLM | None = None,
     load: PolicyLoader | None = None,
 ) -> Components:
-    """Builds all components of a run but its policies.
-
-    `retriever` and `llm` replace those of the config; `load` is by default a new `shared_loader`.
-    """
+    """Builds all components of a run but its policies; arguments as in `build_components`."""
     corpus, questions, world = data
     load_frozen = functools.partial(
         load_llm,
@@ -85,15 +82,12 @@ def build_surroundings(
         llm=language_model,
         policies={},
         tokenizer=tokenizer,
-        # Without a judge the rewards use the metric of the recipe.
         judge=load_frozen(job.judge) if job.judge.kind != "none" else None,
     )
 
 
 def reply_cache(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the file of cached replies in a folder.
-
-    Each process has its own: a file system that hosts share may have no locks.
-    """
+    """Returns the file of cached replies in a folder."""
+    # Each process has its own: a file system that hosts share may have no locks.
     process = jax.process_index()
     return folder / (f"{process}-{CACHE_FILE}" if process else CACHE_FILE)

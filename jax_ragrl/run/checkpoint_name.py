@@ -25,8 +25,7 @@ class RunCheckpoint(NamedTuple):
         if not folder.is_dir():  # Orbax would create it
             raise UserError(f"{folder} holds no checkpoint: run 'ragrl train' first")
         checkpoints = Checkpoints(self.folder, subfolder)
-        # An unfinished checkpoint, such as one that a run is writing, is not among them.
-        steps = checkpoints.steps()
+        steps = checkpoints.steps()  # complete ones
         step = int(self.name) if self.name.isdecimal() else max(steps, default=None)
         if step not in steps:
             have = f"only checkpoints of steps {', '.join(map(str, steps))}" if steps else "none"
@@ -41,12 +40,8 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
 
 
 def parse_run(text: str | pathlib.Path) -> RunCheckpoint:
-    """Parses `RUN[@CHECKPOINT]`; an existing folder may have an `@` in its name.
-
-    Raises:
-      UserError: the name of the checkpoint is not valid.
-    """
-    # The last @ counts: a path may have others.
+    """Parses `RUN[@CHECKPOINT]`; `UserError` if the name of the checkpoint is not valid."""
+    # The last @ counts, unless it is part of a folder that exists.
     folder, at, name = str(text).rpartition("@")
     if not at or local(text).exists():
         return RunCheckpoint(local(text))

@@ -21,10 +21,9 @@ COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arith
 
 
 def claim_versions(workdir: pathlib.Path, *, is_free: bool) -> None:
-    """Records the versions that a run begins or continues with, as entries of a list with its step.
+    """Appends the versions that a run begins or continues with, and its step, to a list.
 
-    Raises:
-      UserError: `workdir` holds steps of another version of JAX, and the config forbids another.
+    `UserError` if `workdir` holds steps of another version of JAX, unless any is allowed.
     """
     file, now = workdir / VERSIONS, versions()
     history = on_process_zero(lambda: _record(file, list, dict, "list of objects") or [])
@@ -65,8 +64,7 @@ def claim_data(
 ) -> None:
     """Records the questions, corpora and indexes of a run, and reports gold that the corpora lack.
 
-    Raises:
-      UserError: `workdir` holds results of other questions, another corpus or build of an index.
+    `UserError` if `workdir` holds results of others.
     """
     claim_questions(questions, workdir)
     claim_builds(retriever, workdir)
@@ -76,13 +74,10 @@ def claim_data(
 
 
 def claim_questions(questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path) -> None:
-    """Records the questions of a run by split, or checks that a resumed run has the same.
+    """Records the questions of a run by split; `UserError` if `workdir` has results with others.
 
     A file of questions may be edited, and a branch on the Hub may move, under an unchanged config.
     A call may lack splits, or add some.
-
-    Raises:
-      UserError: `workdir` holds results with other questions.
     """
     file = workdir / "questions.json"
     now = {split: fingerprint(part) for split, part in questions.items()}
@@ -105,13 +100,10 @@ def claim_questions(questions: Mapping[str, Sequence[Question]], workdir: pathli
 
 
 def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
-    """Records the trained searchers of a run's indexes, or checks that a resumed run has the same.
+    """Records the trained searchers of a run's indexes; `UserError` if `workdir` has others.
 
     A searcher of ScaNN is a function of its vectors for one release of ScaNN and one kind of
     processor. Another one returns other hits, and a resumed run would not end as a whole one.
-
-    Raises:
-      UserError: `workdir` holds results that another build of an index gave.
     """
     if builds := trained_builds(retriever):
         _claim(
@@ -124,12 +116,9 @@ def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
 
 
 def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
-    """Records the corpora of a run, or checks that a resumed run has the same.
+    """Records the corpora of a run; `UserError` if `workdir` holds results with others.
 
-    Returns whether this call has recorded them, because the run begins.
-
-    Raises:
-      UserError: `workdir` holds results with another corpus.
+    Returns whether the run begins.
     """
     remedy = "give the former data.files.corpus, or another --workdir"
     now = corpus_fingerprints(retriever)
@@ -137,7 +126,6 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
 
 
 def _claim(file: pathlib.Path, now: list[str], what: str, remedy: str) -> bool:
-    """Records names of a run, or checks that it has the same; returns whether the run begins."""
     # Asked once: a slow host would see the file that the first process has just written, and would
     # miss the collective that follows.
     before = on_process_zero(lambda: _record(file, list, str, "list of names"))
@@ -152,10 +140,7 @@ def _claim(file: pathlib.Path, now: list[str], what: str, remedy: str) -> bool:
 
 
 def _record(file: pathlib.Path, kind: type[list] | type[dict], item: type, what: str) -> Any:
-    """Returns the content of a JSON file that only a check reads; None in a run without results.
-
-    A run of an earlier version may lack the file. `what` is the kind and its items, for the error.
-    """
+    """Returns the content of a JSON file, which a run without results, or an old one, lacks."""
     if not (has_results(file.parent) and file.exists()):
         return None
     try:

@@ -281,9 +281,13 @@ class Job:
         self.schedule.roles(0, tuple(self.policy_of))  # refuses unknown roles
         if self.preference is not None:
             self._check_preference()
+        elif self.run.staleness and not self.objective.importance_weight_cap:
+            raise UserError(
+                "run.staleness is 1, but objective.importance_weight_cap is 0: rollouts of the "
+                "policies before the last update would count as rollouts of the newest. "
+                "Set the cap, for example to 2.0"
+            )
         self._check_credit()
-        if self.preference is None:
-            self._check_staleness()
 
     def _check_preference(self) -> None:
         if self.recipe.width < 2:
@@ -321,14 +325,6 @@ class Job:
         # A group rule compares siblings, or else rollouts: there must be several of one of them.
         if is_group_rule and recipe.width < 2:
             check_group_size("rollouts", recipe.rollouts)
-
-    def _check_staleness(self) -> None:
-        if self.run.staleness and not self.objective.importance_weight_cap:
-            raise UserError(
-                "run.staleness is 1, but objective.importance_weight_cap is 0: rollouts of the "
-                "policies before the last update would count as rollouts of the newest. "
-                "Set the cap, for example to 2.0"
-            )
 
     @property
     def policy_of(self) -> dict[str, str]:

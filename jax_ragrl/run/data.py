@@ -38,15 +38,12 @@ def load_data(
 ) -> LoadedData:
     """Loads or generates corpus and questions.
 
-    Args:
-      data: the config of the data.
-      folder: of the index, which also stores the passages of a file; None holds them in memory.
-      index: its encoder counts the size of chunks; None: words.
+    `folder`, that of the index, also stores the passages of a file; without it they are in memory.
+    The encoder of `index` counts the size of chunks, which are counted in words without one.
     """
     if data.files is not None:
         files = data.files
         names = f"{files.train},{files.dev},{files.test}".split(",")
-        # The first process downloads files from the Hub; the others find it in the cache.
         process_zero_first(lambda: [data_path(name.strip()) for name in names])
         counts = files.max_train_per_file, files.train_per_file
         splits = {

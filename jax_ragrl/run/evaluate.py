@@ -27,15 +27,14 @@ from jax_ragrl.runtime.progress import progress
 from jax_ragrl.text.metrics import METRICS, bootstrap_interval
 from jax_ragrl.types import Passage, Question
 
+_count = collections.Counter[str]
+
 
 class Trace(NamedTuple):
     """The course of one rollout of an evaluation.
 
-    Fields:
-      finish_reason: how the rollout ended; `failed` if the environment failed.
-      strategy: the strategy, if the system selects one.
-      faults: the errors of invalid actions, and of invalid replies of frozen roles.
-      steps: actions, searches and calls in order, see `transcript_steps`.
+    `faults` are the errors of invalid actions, and of invalid replies of frozen roles; `steps` are
+    the `transcript_steps`. If the environment failed, `finish_reason` is `failed`.
     """
 
     finish_reason: str
@@ -55,12 +54,9 @@ class Result:
       strategies: rollouts by strategy; empty if the system has no strategies.
       costs: float64 `[Q]` by kind of cost, see `costs_of`.
       roles: the result of `role_costs`.
-      answers: the answers; None without one.
       failures: the error messages of failed questions.
       retrieval: see `retrieval_scores`.
-      passages: the distinct passages that the searches of a question returned, in the order of
-        their first appearance; empty for failed questions.
-      traces: the rollout of each question.
+      passages: see `seen_passages`; empty for failed questions.
     """
 
     scores: Mapping[str, np.ndarray]
@@ -132,7 +128,6 @@ class NoSampler:
     """The sampler of systems without trained roles."""
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """Returns nothing; there must be no requests."""
         assert not requests, "this system has no trained role"
         return []
 
@@ -146,15 +141,10 @@ def evaluate(
     prices: Prices = FREE,
     batch: int = 512,
 ) -> Result:
-    """Runs the inference algorithm of a system on every question.
+    """Runs the inference algorithm of a system on every question; each has one result.
 
-    Args:
-      system: the system.
-      questions: the questions; each has one result, also if it fails.
-      environment: a sampler (greedy for a table), a retriever and a frozen language model.
-      judge: grades the answers, as the score `judge`.
-      prices: adds the cost `dollars`, unless all of them are 0.
-      batch: questions rolled out together; results do not depend on it.
+    A `judge` grades the answers, as the score `judge`, and `prices` add the cost `dollars`. Results
+    do not depend on `batch`, the number of questions that are rolled out together.
     """
     forests = _roll_out(system, questions, environment, batch)
     leaves = [leaf for forest in forests for leaf in forest.leaves()]
@@ -174,7 +164,6 @@ def evaluate(
         finish_reasons=_count(leaf.finish_reason if leaf else "failed" for leaf in leaves),
         invalid_actions=_count(error for record in records for error in _errors(record)),
         strategies=_count(strategy for leaf in leaves for strategy in _strategy(leaf)),
-        # All rows have the same costs, so that the first one names the columns.
         costs={x: np.array([cost[x] for cost in costs]) for x in (costs[0] if costs else ())},
         roles=role_costs(forests),
         answers=answers,
@@ -243,14 +232,8 @@ def retrieval_scores(
     return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
 
 
-_count = collections.Counter[str]
-
-
 def intervals(result: Result) -> dict[str, list[float]]:
-    """Returns the 95 % bootstrap interval of every mean score, `[low, high]` in percent.
-
-    Failed questions do not count; a metric without any score has no interval.
-    """
+    """Returns the 95 % bootstrap interval of every mean score, `[low, high]` in percent."""
     finite = {name: x[np.isfinite(x)] for name, x in result.scores.items()}
     return {
         name: [round(100 * limit, 2) for limit in bootstrap_interval(x)[1:]]
@@ -266,11 +249,9 @@ def table(
 
     Returns by the property as text: the number of `questions`, and for each metric, and the
     `recall` of gold passages, `[mean, low, high]` with the 95 % bootstrap interval, in percent.
-    Failed questions do not enter the scores.
     """
     rows: dict[str, dict[str, Any]] = {}
     columns = {**result.scores, **{n: x for n, x in result.retrieval.items() if n == "recall"}}
-    # As text, because the table is written as JSON, whose keys are strings.
     for value in sorted({str(key(q)) for q in questions}):
         in_row = np.array([str(key(q)) == value for q in questions])
         scores = {name: x[in_row & np.isfinite(x)] for name, x in columns.items()}
@@ -283,7 +264,6 @@ def table(
 
 
 def _errors(record: Record) -> tuple[str, ...]:
-    """The error of an action or, at a leaf, the errors that its state has corrected."""
     # Only leaves count `faults`: the states on the path repeat them.
     if record.action is None:
         return record.state.faults

@@ -140,11 +140,7 @@ class RunMonitor:
     """
 
     def __init__(self, guard: Guard, workdir: pathlib.Path, period: int = 1):
-        """Starts to monitor a run.
-
-        Within the first `period` steps, which end with an evaluation, every bounded metric must
-        have been logged once; a bound on another one causes a warning.
-        """
+        """Warns of bounds on metrics that the first `period` steps do not log."""
         self._bounds = guard.bounds
         self._patience, self._workdir = guard.patience, workdir
         self._unlogged, self._steps_left = {name for name, *_ in self._bounds}, period
@@ -185,9 +181,8 @@ class RunMonitor:
     def check_last(self) -> None:
         """Checks that the last step of a run may be saved, after which it is never repeated.
 
-        Raises:
-          UserError: every question of the step or of its evaluation failed, or a metric is outside
-            its bounds.
+        `UserError` if every question of the step or of its evaluation failed, or a metric is
+        outside its bounds.
         """
         # Any metric outside its bounds counts here, without patience: no later step can recover.
         reasons = [self._excess[name] for name in sorted(self._steps_outside)]
@@ -207,30 +202,24 @@ class RunMonitor:
         """Checks the bounds of the metrics of a step.
 
         Warns if a bounded metric has not been logged within the first period (its name may be
-        wrong), and in the first step if a role's actions are all invalid.
-
-        Raises:
-          UserError: a metric was outside its bounds for too many consecutive steps, or the step is
-            the last one and may not be saved.
+        wrong), and in the first step if a role's actions are all invalid. `UserError` if a metric
+        was outside its bounds for too many consecutive steps, or as in `check_last`.
         """
         if self._is_first_step:
             _warn_if_all_invalid(metrics)
         self._is_first_step = False
-        self._warn_of_unlogged(metrics)
-        for name, lowest, highest in self._bounds:
-            self._check_bound(name, lowest, highest, metrics)
-        if last:
-            self.check_last()
-
-    def _warn_of_unlogged(self, metrics: Mapping[str, float]) -> None:
         self._unlogged, self._steps_left = self._unlogged - metrics.keys(), self._steps_left - 1
         if self._unlogged and self._steps_left == 0:
             names, keys = ", ".join(sorted(self._unlogged)), ", ".join(sorted(metrics))
             warnings.warn(
                 f"guard.bounds names {names}, which no step has logged yet, so these bounds have "
                 f"no effect; this step has {keys}",
-                stacklevel=3,
+                stacklevel=2,
             )
+        for name, lowest, highest in self._bounds:
+            self._check_bound(name, lowest, highest, metrics)
+        if last:
+            self.check_last()
 
     def _check_bound(
         self, name: str, lowest: float, highest: float, metrics: Mapping[str, float]
@@ -238,8 +227,7 @@ class RunMonitor:
         if name not in metrics:
             return
         if lowest <= metrics[name] <= highest:  # False for nan
-            # A Counter ignores the removal of a missing key.
-            del self._steps_outside[name]
+            del self._steps_outside[name]  # which a Counter need not have
             return
         self._steps_outside[name] += 1
         value, bounds = f"{name} is {metrics[name]:.4g}", f"{lowest:g} to {highest:g}"

@@ -60,12 +60,8 @@ def load_retriever(
 
     A collective: the processes of a run build an index of vectors together, and the first one an
     index of words. Of several runs that share a folder one builds its index, and the others wait.
-
-    Args:
-      corpus: the passages; not read for a server.
-      index: the config of the index.
-      workdir: the folder of the run, which holds the index unless the config names another folder.
-      llm: loads the frozen language model, for a pipeline that it reranks.
+    `workdir` holds the index unless the config names another folder; `llm` loads the frozen
+    language model, for a pipeline that it reranks.
     """
     folder = corpus_folder(corpus, index, workdir)
     if isinstance(index, PipelineIndex):
@@ -93,10 +89,7 @@ def load_retriever(
 
 @contextlib.contextmanager
 def _one_builder(folder: pathlib.Path) -> Iterator[None]:
-    """Holds the lock of the folder of an index while it is built; a collective.
-
-    An index that exists is opened without a lock, since its folder may be read-only.
-    """
+    """Locks the folder of an index that must be built, not a read-only one; a collective."""
     # A command that holds the lock already, such as `ragrl data index`, keeps it afterwards.
     is_new_lock = on_process_zero(lambda: lock_unless_done(folder, folder / INDEX_FILE))
     try:
@@ -118,12 +111,7 @@ def server_retriever(index: ServerIndex, folder: pathlib.Path | None) -> Retriev
 def open_or_build_index(
     corpus: Corpus, index: VectorIndex, workdir: pathlib.Path
 ) -> DenseRetriever:
-    """Opens the index of a corpus; builds it first if there is none.
-
-    Raises:
-      UserError: the index in the folder has another kind, dtype or encoder, or the encoder of the
-        config cannot be loaded.
-    """
+    """Opens the index of a corpus, or builds it; `UserError` if it has other settings."""
     folder = process_zero_first(lambda: corpus_folder(corpus, index, workdir))
     if not on_process_zero((folder / INDEX_FILE).exists):
         encoder = process_zero_first(lambda: make_encoder(index.encoder, corpus))

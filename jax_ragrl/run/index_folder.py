@@ -35,12 +35,9 @@ from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero, proces
 def open_folder(
     folder: pathlib.Path | str, corpus: Corpus, llm: LoadLLM | None = None
 ) -> Retriever:
-    """Opens an index of any kind with the corpus for which it was built.
+    """Opens an index of any kind; `UserError` if there is none, or it has another corpus.
 
     `llm` loads the frozen language model, for a pipeline that it reranks.
-
-    Raises:
-      UserError: no index, or another corpus.
     """
     folder = pathlib.Path(folder)
     description = read_description(folder)
@@ -55,8 +52,7 @@ def open_folder(
 def section_of(options: Mapping[str, Any]) -> BM25Index | PipelineIndex | None:
     """Returns the section that the options of `ragrl data index` describe; None for vectors.
 
-    Raises:
-      UserError: an option is not read by the kind, or the kind is unknown.
+    `UserError` if the kind is unknown, or does not read an option.
     """
     if not (kind := options["kind"]):
         # An encoder needs vectors, and its absence words.
@@ -97,19 +93,9 @@ def build_folder(
 ) -> dict[str, Any]:
     """Builds an index of words or a pipeline from a file; implements `ragrl data index`.
 
-    Args:
-      index: the settings, with the folder.
-      corpus_path: passages in any known format.
-      questions_path: questions in any known format; recall is measured on those with gold.
-      qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
-      reading: how the corpus is read; its units become the index's.
-
-    Returns:
-      A report for JSON: corpus, count, kind and its settings, seconds (of building), `duplicates`
-      and the measures of `retrieval.index.run_index`.
-
-    Raises:
-      UserError: an argument cannot be used.
+    The arguments are those of `retrieval.index.run_index`; the units of `reading` become those of
+    the index. Returns a report for JSON: corpus, count, kind and its settings, seconds (of
+    building), `duplicates`, and the same measures.
     """
     questions = with_gold(questions_path, qrels_path, reading.fields)
     is_listwise = isinstance(index, PipelineIndex) and index.rerank == LISTWISE

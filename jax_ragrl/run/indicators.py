@@ -51,13 +51,9 @@ class Limit:
 
 
 class Trend(NamedTuple):
-    """One metric of a run so far.
+    """One metric of a run: its first and newest values, at most `baseline_steps` of each.
 
-    Fields:
-      first: its first values, at most `baseline_steps`.
-      recent: its newest values, at most as many.
-      best: the highest median of `recent` so far.
-      streak: consecutive steps beyond the threshold.
+    `best` is the highest median of `recent`, `streak` counts steps in a row beyond the threshold.
     """
 
     first: tuple[float, ...] = ()
@@ -67,7 +63,6 @@ class Trend(NamedTuple):
 
     @property
     def baseline(self) -> float:
-        """The median of the first values."""
         return statistics.median(self.first)
 
 
@@ -112,10 +107,7 @@ class Incident(NamedTuple):
 
 
 class History(NamedTuple):
-    """The state of the indicators after some rows.
-
-    It has trends by indicator and metric, and a factor of the learning rate of the policies.
-    """
+    """Trends by indicator and metric after some rows, and the factor of the learning rate."""
 
     trends: Mapping[tuple[str, str], Trend] = MappingProxyType({})
     rate_factor: float = 1.0
@@ -181,10 +173,7 @@ def _family(key: str) -> str:
 
 
 def with_value(trend: Trend, value: float, steps: int) -> Trend:
-    """Returns a trend with the value of a further step.
-
-    `steps` is the number of first steps that are the baseline, and of those in a median.
-    """
+    """Returns a trend with the value of a further step; `steps` are in a baseline or median."""
     recent = (*trend.recent, value)[-steps:]
     # Fewer values are too noisy: one lucky step would be the best one for ever.
     best = max(trend.best, statistics.median(recent)) if len(recent) == steps else trend.best
@@ -192,10 +181,7 @@ def with_value(trend: Trend, value: float, steps: int) -> Trend:
 
 
 def number_of(indicator: Indicator, value: float, trend: Trend, steps: int) -> float | None:
-    """Returns the number that is compared with a threshold; None if there is none yet.
-
-    `trend` has the values before, and `steps` is the number of first steps.
-    """
+    """Returns the number that is compared with a threshold; None before `steps` first steps."""
     # A rate that is far too high ruins a policy within these steps: `kl` must not wait.
     is_ready = len(trend.first) == steps or not indicator.is_relative
     return indicator.measure(value, trend) if is_ready else None
@@ -216,17 +202,10 @@ def applies(indicator: Indicator, row: Mapping[str, Any]) -> bool:
 def observe(
     limits: Mapping[str, Limit], patience: int, steps: int, history: History, row: Mapping[str, Any]
 ) -> tuple[History, tuple[Incident, ...]]:
-    """Folds a row of `metrics.jsonl` into the history of a run.
+    """Folds the row of a step into the history of a run; returns it with the incidents of the step.
 
-    Args:
-      limits: by indicator, its threshold and action.
-      patience: steps in a row beyond a threshold that make an incident; `undo` does not wait.
-      steps: the number of first steps, with which relative indicators compare.
-      history: the rows before.
-      row: the row of a step.
-
-    Returns:
-      The history with the row, and the incidents of its step.
+    `patience` steps in a row beyond a threshold make an incident, except that `undo` does not wait;
+    relative indicators compare with the first `steps`.
     """
     trends, incidents = dict(history.trends), list[Incident]()
     for name, limit in limits.items():

@@ -23,11 +23,9 @@ from jax_ragrl.types import Question
 def trained_policies(
     job: Job, decoders: Mapping[str, Decoder], run: RunCheckpoint
 ) -> dict[str, Decoder]:
-    """Loads the policies of a checkpoint; `decoders`, those before training, give the shapes and
-    frozen weights.
+    """Loads the policies of a checkpoint; `UserError` if there is none.
 
-    Raises:
-      UserError: there is no such checkpoint.
+    `decoders`, those before training, give the shapes and frozen weights.
     """
     checkpoints, step = run.open()
     # Only the parameters are read: optimizer state and critics are not needed.

@@ -24,13 +24,10 @@ _locks: dict[pathlib.Path, IO[str]] = {}
 
 
 def lock_folder(folder: pathlib.Path, place: str = "--workdir") -> None:
-    """Locks a folder for the rest of this process; does nothing if it holds the lock already.
+    """Locks a folder, which may be new, for the rest of this process.
 
-    The folder is created if it does not exist. A file system without locks (some network mounts) is
-    not locked. `place` is the option that names the folder, for the error.
-
-    Raises:
-      UserError: another process holds the lock.
+    `UserError`, which names the option `place`, if another process holds the lock. A file system
+    without locks (some network mounts) is not locked.
     """
     _lock(folder.resolve() / FILE, folder, place)
 
@@ -43,11 +40,8 @@ def lock_output(out: pathlib.Path, place: str = "--out") -> None:
 def lock_unless_done(folder: pathlib.Path, result: pathlib.Path) -> bool:
     """Locks a folder as `lock_folder` does, or waits until another process has its result.
 
-    If that process ends without the result, this one gets the lock and can continue. A folder that
-    has its result, the file that marks the end of the work, is neither locked nor written.
-
-    Returns:
-      Whether this call has locked the folder; False if the process held the lock before.
+    If that process ends without the result, this one gets the lock and can continue. A folder with
+    its result is neither locked nor written. Returns whether this call has locked the folder.
     """
     path, former_owner = folder.resolve() / FILE, ""
     was_locked = path in _locks

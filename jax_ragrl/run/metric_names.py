@@ -13,11 +13,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric, or one family of metrics, of a training run.
-
-    `name` is the pattern of its names, which begin with `<policy>/` if it is `per_policy` and there
-    are several policies; `meaning` is one line of explanation.
-    """
+    """One metric, or one family of metrics, of a training run; `name` is the pattern."""
 
     name: str
     unit: str
@@ -187,18 +183,11 @@ def metric_of(key: str) -> Metric | None:
 
 @functools.cache
 def _pattern(metric: Metric) -> re.Pattern[str]:
-    # Optional, because runs with one policy have no prefix.
-    prefix = "(?:[^/]+/)?" if metric.per_policy else ""
-    return re.compile(prefix + _regex(metric.name).pattern)
-
-
-@functools.cache
-def _regex(pattern: str) -> re.Pattern[str]:
     # Errors and reasons are free text; names of roles, policies and strategies have no slash.
     free = {"error": ".+", "reason": ".+"}
-    parts = re.split("<([a-z]+)>", pattern)
     regex = [
-        f"(?P<{part}>{free.get(part, '[^/]+')})" if i % 2 else re.escape(part)
-        for i, part in enumerate(parts)
+        free.get(part, "[^/]+") if i % 2 else re.escape(part)
+        for i, part in enumerate(re.split("<([a-z]+)>", metric.name))
     ]
-    return re.compile("".join(regex))
+    # Optional, because runs with one policy have no prefix.
+    return re.compile(("(?:[^/]+/)?" if metric.per_policy else "") + "".join(regex))

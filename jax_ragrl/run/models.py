@@ -52,10 +52,7 @@ def mesh_for(job: Job) -> Mesh | None:
 
 
 def mesh_of_shape(shape: tuple[int, ...], policies: Sequence[str]) -> Mesh | None:
-    """Returns a mesh; None for an empty shape.
-
-    The models that `policies` names are read if the shape depends on their width.
-    """
+    """Returns a mesh, which may depend on the width of `policies`; None for an empty shape."""
     if not shape:
         return None
     width = 0
@@ -75,14 +72,10 @@ def initial_models(job: Job) -> dict[str, str]:
 def load_policies(
     job: Job, mesh: Mesh | None, dtype: str = "", load: PolicyLoader | None = None
 ) -> tuple[dict[str, Decoder], ChatTokenizer]:
-    """Loads every policy of the system, and the tokenizer that they share.
+    """Loads every policy of the system on a mesh, and the tokenizer that they share.
 
-    Args:
-      job: the run.
-      mesh: the mesh that the weights are sharded over; None: the first device.
-      dtype: the dtype of the weights. Empty: float32 for trained weights; the compute dtype of the
-        run for frozen weights below an adapter, so that a sampler can use them directly.
-      load: loads models; by default a new `shared_loader`.
+    By default trained weights are float32; frozen weights below an adapter have the compute dtype
+    of the run, so that a sampler can use them directly. `load` is by default a new `shared_loader`.
 
     Raises:
       UserError: a policy is unknown, the policies have different tokenizers, or their tokenizer
@@ -93,7 +86,6 @@ def load_policies(
     if unknown := sorted(set(folders) - set(names)):
         valid_names = ", ".join(dict.fromkeys([*names, *job.policy_of]))
         raise UserError(f"policies names {unknown[0]!r}: this system has {valid_names}")
-    # Optimizers need float32 weights; frozen weights below an adapter are never updated.
     dtype = dtype or ("float32" if job.lora is None else job.compute_dtype)
     load = load or shared_loader()
     by_folder = {folder: load(folder, mesh, dtype) for folder in sorted(set(folders.values()))}
@@ -121,10 +113,7 @@ def load_policies(
 
 
 def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:
-    """Returns the local folder of a model by its name, see `by_name.resolve_model`.
-
-    All processes call it together: the first one downloads or converts a model that is missing.
-    """
+    """Returns the local folder of a model by its name (`by_name.resolve_model`); a collective."""
     return process_zero_first(lambda: resolve_model(name, weights=weights))
 
 
@@ -200,14 +189,9 @@ def load_llm(
 ) -> FrozenLLM:
     """Builds a frozen language model.
 
-    Args:
-      llm: its config.
-      world: the synthetic world, if the data are generated; only the world reader needs it.
-      style: the folder of the system's prompts.
-      shapes: the static shapes of sampling, for a local model.
-      mesh: the mesh of this process's devices for a local model; None: the first device.
-      load: loads a local model, see `shared_loader`; by default it is loaded on its own.
-      cache: a file of earlier replies of a server, used unless the config forbids it; None: none.
+    The world reader needs the `world` and the `style`, the folder of the system's prompts. A local
+    model needs the static `shapes` of sampling, the `mesh` of this process's devices, and `load`,
+    which is `load_policy` by default. `cache` is a file of earlier replies of a server.
     """
     if isinstance(llm, NoLLMConfig):
         return NoLLM()

@@ -22,14 +22,10 @@ SECTIONS: Mapping[str, Any] = {"index": Index, "llm": LLM, "judge": LLM, "writer
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the nested values of a config file with overrides.
+    """Returns the nested values of a config file, or `default`, with overrides.
 
-    An override may also set a key that the file leaves at its default. Whether such a key exists is
-    checked when dataclasses are built from the values, as it is for the keys of the file.
-
-    Args:
-      default: the file if `arguments` name none.
-      arguments: `--config=FILE[:ARGUMENT]` and `--config.a.b=VALUE`.
+    `arguments` are `--config=FILE[:ARGUMENT]` and `--config.a.b=VALUE`, also of keys that the file
+    leaves at their default. Whether a key exists is checked when dataclasses are built.
     """
     # 1. Read the file alone, to know which keys it has.
     overrides = [a for a in arguments if a.startswith(PREFIX)]
@@ -96,11 +92,7 @@ def _read_config(
 
 
 def _config_file(default: pathlib.Path | None, arguments: Sequence[str]) -> str:
-    """The path of the config file, with a colon and an argument of its `get_config` if it has one.
-
-    Raises:
-      UserError: there is no such file.
-    """
+    """The path of the config file, with a colon and an argument of its `get_config` if any."""
     files = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
     file = (files or [str(default or "")])[-1]
     if not file:

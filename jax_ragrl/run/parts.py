@@ -16,15 +16,9 @@ from jax_ragrl.types import Question
 
 
 class Components(NamedTuple):
-    """The components of a run.
+    """The components of a run: questions by split, policies by name, before training.
 
-    Fields:
-      questions: the questions by split (`train`, `dev`, `test`).
-      retriever: performs searches.
-      llm: the frozen language model.
-      policies: the decoders by the name of their policy, before training.
-      tokenizer: the tokenizer of all policies.
-      judge: a language model that grades answers, if the config has one.
+    Without a judge the rewards use the metric of the recipe.
     """
 
     questions: Mapping[str, tuple[Question, ...]]

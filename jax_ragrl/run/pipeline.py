@@ -37,16 +37,10 @@ def build_pipeline(
     load: Callable[[SingleIndex], Retriever],
     llm: LoadLLM | None = None,
 ) -> Retriever:
-    """Builds the retrievers of a pipeline and its stages.
+    """Builds the retrievers of a pipeline, by `load`, and its stages.
 
-    Args:
-      index: the config of the pipeline.
-      folder: holds one folder per retriever, unless its section names another one.
-      load: opens or builds a retriever.
-      llm: loads the frozen language model, which a listwise reranker needs.
-
-    Raises:
-      UserError: a retriever or the reranker cannot be built.
+    `folder` holds one folder per retriever, unless its section names another one; `llm` loads the
+    frozen language model, which a listwise reranker needs.
     """
     retrievers = tuple(load(part) for part in placed_sections(index, folder))
     weights = index.weights or (1.0,) * len(retrievers)
@@ -107,14 +101,12 @@ def with_stored_encoders(index: PipelineIndex, folder: pathlib.Path) -> Pipeline
 
     An index names a folder by its absolute path, the pipeline as it was typed.
     """
-    parts = tuple(map(_with_stored_encoder, placed_sections(index, folder)))
-    return dataclasses.replace(index, retrievers=parts)
-
-
-def _with_stored_encoder(part: SingleIndex) -> SingleIndex:
-    if not isinstance(part, VectorIndex) or not (pathlib.Path(part.folder) / FILE).exists():
-        return part
-    return dataclasses.replace(part, encoder=encoder_source(read_description(part.folder)))
+    parts: list[SingleIndex] = []
+    for part in placed_sections(index, folder):
+        if isinstance(part, VectorIndex) and (pathlib.Path(part.folder) / FILE).exists():
+            part = dataclasses.replace(part, encoder=encoder_source(read_description(part.folder)))
+        parts.append(part)
+    return dataclasses.replace(index, retrievers=tuple(parts))
 
 
 def local_parts(index: PipelineIndex) -> list[VectorIndex | BM25Index]:

@@ -24,29 +24,19 @@ from jax_ragrl.run.short_names import parse_index
 def retriever_from(
     corpus: Corpus, section: Mapping[str, Any], workdir: pathlib.Path, llm: LoadLLM | None = None
 ) -> Retriever:
-    """Opens or builds the retriever of a section `index`, in `workdir` if it names no folder.
-
-    `llm` loads the language model of a listwise reranker.
-    """
+    """Opens or builds the retriever of a section `index`; arguments as in `load_retriever`."""
     return load_retriever(corpus, convert(Index, dict(section), "config.index"), workdir, llm)
 
 
 def open_folder(folder: pathlib.Path, corpus: pathlib.Path | None = None) -> Retriever:
-    """Opens the index of a folder, with the passages of a file or those that are stored with it.
-
-    Raises:
-      UserError: the folder holds no index, or no passages.
-    """
+    """Opens the index of a folder, with the passages of a file or those that are stored with it."""
     read_description(folder)  # a folder without an index is an error before passages are read
     passages = stored_corpus(folder) if corpus is None else load_indexed(corpus, folder)
     return open_index_folder(folder, passages)
 
 
 def open_config(values: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
-    """Opens or builds the retriever of a config; reads its sections `data` and `index` only.
-
-    The index is in `workdir`, unless the config names a folder.
-    """
+    """Opens or builds the retriever of a config, of which it reads `data` and `index` alone."""
     values = with_default_index(values)
     index = convert(Index, values.get("index", {}), "config.index")
     if isinstance(index, ServerIndex):

@@ -30,11 +30,8 @@ def parse_llm(
 ) -> LLM:
     """Parses a frozen language model: `tiny`, a folder, or `openai:MODEL[@URL][#EXTRA]`.
 
-    EXTRA is a JSON object, the value of `llm.extra_body`. With `int8` a local model has eight-bit
-    weights. A model on a server has the recorded replies `replies`, see `OpenAIConfig`.
-
-    Raises:
-      UserError: EXTRA is not a JSON object, or `int8` is set for a server.
+    EXTRA is a JSON object, the value of `llm.extra_body`; the options are those of
+    `LocalLLMConfig` and `OpenAIConfig`. `UserError` for another EXTRA, or `int8` for a server.
     """
     if not text.startswith(SERVER):
         return LocalLLMConfig(text, int8=int8)

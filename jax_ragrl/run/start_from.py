@@ -20,11 +20,8 @@ from jax_ragrl.run.models import initial_models
 def start_policies(job: Job, decoders: Mapping[str, Decoder]) -> dict[str, Decoder]:
     """Returns the trained policies of the run `job.start_from`.
 
-    `decoders`, which the config of the new run names, give shapes and frozen weights.
-
-    Raises:
-      UserError: there is no such run or checkpoint, its policies have other shapes, or its adapters
-        belong to other weights.
+    `decoders`, which the config of the new run names, give shapes and frozen weights. `UserError`
+    if there is no such checkpoint, or it does not fit them.
     """
     # The other run's config defines adapters, names and shapes, not the config of this run.
     run = parse_run(job.start_from)

@@ -44,13 +44,7 @@ from jax_ragrl.types import CHUNK, Passage
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """Changes of a corpus: the passages that remain keep their order, new ones follow.
-
-    Fields:
-      add: a file of new passages in any known format; None: no new passages.
-      removed_ids: ids of passages that are removed.
-      reading: how new passages are read.
-    """
+    """Changes of a corpus: remaining passages keep their order, those of the file `add` follow."""
 
     add: pathlib.Path | None
     removed_ids: frozenset[str]
@@ -68,18 +62,11 @@ def update_index(
 ) -> dict[str, Any]:
     """Adds passages to an index and removes others; implements `ragrl data index --add --remove`.
 
-    A search has the hits of an index that is built from the changed corpus, except
-    for the last bits of the encoder's arithmetic.
-
-    Args:
-      folder: of the index, with its passages.
-      add: passages in any known format, whose ids are new; they are divided, and their fields
-        named, as the passages of the index.
-      remove: one id per line.
-
-    Returns:
-      A report for JSON: corpus, kind, count, the numbers of `added` and `removed` passages, and
-      `seconds`.
+    A search has the hits of an index that is built from the changed corpus, except for the last
+    bits of the encoder's arithmetic. The file `add` holds passages with new ids in any known
+    format, which are divided, and their fields named, as those of the index; `remove` one id per
+    line. Returns a report for JSON: corpus, kind, count, the numbers of `added` and `removed`
+    passages, and `seconds`.
 
     Raises:
       UserError: no index, a pipeline, an id that the index lacks, one that occurs twice, or new
@@ -102,7 +89,6 @@ def update_index(
     _build(corpus, folder, version, row_Y)
 
     def publish() -> None:
-        """Replaces the former version by the new one at once, and then deletes the former one."""
         write_json(folder / FILE, {**read_description(folder / version), VERSION: version})
         drop_versions(folder)
 
@@ -116,11 +102,7 @@ def update_index(
 
 
 def former_reading(former: Corpus, folder: pathlib.Path) -> Reading:
-    """Returns how the passages of an index were read.
-
-    Raises:
-      UserError: they are chunks, but an earlier version built the index and did not record how.
-    """
+    """Returns how the passages of an index were read; `UserError` for chunks that do not say it."""
     if former.reading is None:
         if any(CHUNK.search(passage.id) for passage in former.passages):
             raise UserError(
@@ -211,10 +193,7 @@ def _build(corpus: Corpus, folder: pathlib.Path, version: str, row_Y: np.ndarray
 def known_vectors(folder: pathlib.Path, row_Y: np.ndarray, count: int) -> KnownVectors | None:
     """Returns the vectors of the passages that remain; None if they were deleted.
 
-    Args:
-      folder: of the former vectors.
-      row_Y: former rows of the passages that remain, which come first.
-      count: number of passages of the new version.
+    These have the former rows `row_Y`, and come first among the `count` passages.
     """
     if not folder.exists():  # an index of int8 searches without them
         return None

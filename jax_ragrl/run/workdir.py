@@ -17,9 +17,8 @@ from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, 
 def claim_workdir(values: Mapping[str, Any], workdir: pathlib.Path) -> Job:
     """Returns the job of a config, which becomes the only config of `workdir`.
 
-    Raises:
-      UserError: the config is invalid, `workdir` holds results of another config or of another
-        version of JAX, or another process uses it.
+    `UserError` if the config is invalid, or `workdir` is in use or holds results of another config
+    or version of JAX.
     """
     job, file = load_job(values), workdir / "config.json"
     # A learning rate that does not depend on the length of a run permits extending the run.

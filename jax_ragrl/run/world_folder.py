@@ -51,12 +51,9 @@ def save_world(settings: WorldData, out: pathlib.Path) -> dict[str, Any]:
 
 
 def load_reader(text: str) -> WorldExecutors:
-    """Loads the reader `world:FOLDER[#SETTINGS]` of a world.
+    """Loads the reader `world:FOLDER[#SETTINGS]` of a world; `UserError` if there is none.
 
     SETTINGS is a JSON object with keys of `WorldReaderConfig`, such as `{"noise": 0.3}`.
-
-    Raises:
-      UserError: the folder holds no world, or the settings are not valid.
     """
     folder, _, changes = text.removeprefix(READER).partition("#")
     file = local(folder) / FILE
