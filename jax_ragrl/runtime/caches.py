@@ -20,11 +20,7 @@ VARIABLE = "RAGRL_CACHE"
 
 
 def cache_folder() -> pathlib.Path:
-    """The folder of all caches: `RAGRL_CACHE`, or one below the user's cache folder.
-
-    Raises:
-      UserError: the user has no home.
-    """
+    """The folder of all caches: `RAGRL_CACHE`, or one below the user's, who must have a home."""
     if own := os.environ.get(VARIABLE):
         return pathlib.Path(own)
     try:
@@ -76,9 +72,9 @@ def _lock(folder: pathlib.Path, *, wait: bool = True) -> Iterator[bool]:
         return
     number = os.open(folder, os.O_RDONLY)
     try:
+        is_locked = True
         try:
             fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            is_locked = True
         except BlockingIOError:
             raise
         except OSError:

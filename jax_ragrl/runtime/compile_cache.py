@@ -88,10 +88,8 @@ def enable_compile_cache(folder: pathlib.Path | None = None) -> None:
 
     A cache that the user has configured takes precedence; `JAX_COMPILATION_CACHE_DIR=` (empty)
     switches it off. This initializes the devices, so a process must have joined the others before.
-
-    Args:
-      folder: the work folder of a run, whose subfolder `compiled` is the cache of several
-        processes: the first one alone writes it, and the others read it.
+    Several processes share the subfolder `compiled` of the work folder `folder`, which the first
+    one alone writes.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or getattr(jax.config, FOLDER):
         return

@@ -3,8 +3,7 @@
 A program on several devices may wait in a collective until all of them run it. If two threads start
 two such programs, one device could get them in one order and another device in the other, and each
 would wait for the other forever. So every compiled function that may run on a mesh is `in_order`: a
-thread hands its program to all devices before another thread hands over its own. (The programs
-themselves run later; no thread waits for one here.)
+thread hands its program to all devices before another thread hands over its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import jax
@@ -32,8 +30,7 @@ class OrderedProgram:
         functools.update_wrapper(self, program)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
-        with _turn():
+        with _START if _has_several_devices() else contextlib.nullcontext():
             return self._program(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -48,10 +45,6 @@ def in_order(program: F) -> F:
 def is_on_device(model: Any) -> bool:
     """Returns whether a model or a retriever has `on_device`: its programs need the one order."""
     return bool(getattr(model, "on_device", False))
-
-
-def _turn() -> AbstractContextManager[Any]:
-    return _START if _has_several_devices() else contextlib.nullcontext()
 
 
 @functools.cache

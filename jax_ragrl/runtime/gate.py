@@ -17,11 +17,8 @@ class Gate:
 
     As in the congestion control of TCP (Jacobson 1988), the limit doubles with each round of
     replies that come soon until the server is overloaded for the first time. Each overload halves
-    it, and from the first one on it rises by one per round.
-
-    Args:
-      most: the maximum.
-      timeout: seconds after which a request fails.
+    it, and from the first one on it rises by one per round. A request fails after
+    `timeout` seconds.
     """
 
     def __init__(self, most: int, timeout: float) -> None:

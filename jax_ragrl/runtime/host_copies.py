@@ -16,15 +16,15 @@ PINNED = "pinned_host"
 
 def copy_to_host(tree: Any) -> Any:
     """Returns copies of arrays, which a later donation of the arrays does not touch."""
-    return jax.tree.map(_host_copy, tree)
 
+    def copied(x: jax.Array) -> jax.Array:
+        device: Any = next(iter(x.sharding.addressable_devices))
+        if PINNED not in (memory.kind for memory in device.addressable_memories()):
+            return jnp.copy(x)
+        # Each process copies its own parts of an array that several processes share.
+        return jax.device_put(x, x.sharding.with_memory_kind(PINNED))
 
-def _host_copy(x: jax.Array) -> jax.Array:
-    device: Any = next(iter(x.sharding.addressable_devices))
-    if PINNED not in (memory.kind for memory in device.addressable_memories()):
-        return jnp.copy(x)
-    # Each process copies its own parts of an array that several processes share.
-    return jax.device_put(x, x.sharding.with_memory_kind(PINNED))
+    return jax.tree.map(copied, tree)
 
 
 def copy_to_devices(copies: Any, arrays: Any) -> Any:

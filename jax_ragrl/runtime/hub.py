@@ -52,14 +52,10 @@ def parse_data_file(uri: str | Path) -> DataFile:
 
 
 def download_data_file(uri: str | Path) -> Path:
-    """The local copy of `hf://datasets/OWNER/NAME[@REVISION]/PATH`, downloaded once.
+    """The local copy of `hf://datasets/OWNER/NAME[@REVISION]/PATH`; `UserError` if it cannot be.
 
     A revision that the Hub's cache holds is used without asking the Hub again, as for models: a run
     that is resumed reads the same questions, even if the branch has moved since.
-
-    Raises:
-      UserError: there is no such data set, revision or file, access is denied, the Hub does not
-        answer, or the disk is full.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -87,30 +83,23 @@ def _explain_file(error: Exception, file: DataFile) -> str:
     from huggingface_hub import constants, errors
 
     # A miss in the cache has the same base class, but means that the network failed.
-    if not isinstance(error, errors.EntryNotFoundError) or isinstance(
-        error, errors.LocalEntryNotFoundError
-    ):
+    is_miss = isinstance(error, errors.LocalEntryNotFoundError)
+    if is_miss or not isinstance(error, errors.EntryNotFoundError):
         return ""
     page = f"{constants.ENDPOINT}/datasets/{file.repository}/tree/{file.revision or 'main'}"
     return f"{file.repository} on the Hub has no file {file.path!r}: choose one listed at {page}"
 
 
 def explain(error: Exception, repository: str, revision: str | None, kind: str = MODEL) -> str:
-    """The message for a download that failed: the request, the cause and the remedy.
-
-    `error` is of `huggingface_hub` or the libraries below it; a revision of None is the main
-    branch.
-    """
+    """The message for a download that failed: the request, the cause and the remedy."""
     from huggingface_hub import constants, errors
 
     hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    page, option = (f"{hub}/{repository}", "")
-    if kind == DATA_SET:
-        page, option = (f"{hub}/datasets/{repository}", "--repo-type dataset ")
+    place, option = ("datasets/", "--repo-type dataset ") if kind == DATA_SET else ("", "")
     if isinstance(error, errors.GatedRepoError):
         return (
-            f"{repository} is gated: ask for access at {page}, then set HF_TOKEN or run "
-            "'hf auth login'"
+            f"{repository} is gated: ask for access at {hub}/{place}{repository}, then set "
+            "HF_TOKEN or run 'hf auth login'"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repository} on the Hub has no revision {revision!r}: give a branch, tag or commit"

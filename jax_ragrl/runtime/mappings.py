@@ -22,8 +22,12 @@ def free_programs_at_limit(mappings: pathlib.Path = MAPPINGS, limit: pathlib.Pat
 
     Dropped programs are compiled again, or read from the compilation cache, when they are called.
     """
-    count, maximum = mappings_in_use(mappings, limit)
-    if not is_near_limit(count, maximum):
+    try:
+        with mappings.open("rb") as lines:
+            count, maximum = sum(1 for _ in lines), int(limit.read_text())
+    except (OSError, ValueError):  # not Linux
+        return False
+    if count < MAX_SHARE * maximum:
         return False
     jax.clear_caches()
     message = (
@@ -32,19 +36,3 @@ def free_programs_at_limit(mappings: pathlib.Path = MAPPINGS, limit: pathlib.Pat
     )
     tqdm.tqdm.write(message, file=sys.stderr)
     return True
-
-
-def mappings_in_use(
-    mappings: pathlib.Path = MAPPINGS, limit: pathlib.Path = LIMIT
-) -> tuple[int, int]:
-    """Returns the mappings of this process and their maximum; (0, 0) if they are not counted."""
-    try:
-        with mappings.open("rb") as lines:
-            return sum(1 for _ in lines), int(limit.read_text())
-    except (OSError, ValueError):
-        return 0, 0
-
-
-def is_near_limit(count: int, maximum: int) -> bool:
-    """Returns whether `count` mappings are too many to compile a large program more."""
-    return maximum > 0 and count >= MAX_SHARE * maximum

@@ -37,10 +37,7 @@ def return_free_memory() -> None:
 
 
 def free_memory() -> None:
-    """Releases the models and programs of the stages of a run that have ended.
-
-    Programs are compiled again, or read from the compilation cache, when they are called.
-    """
+    """Releases the models and programs of the stages of a run that have ended."""
     # Arrays may be part of reference cycles, and programs keep constants and their own buffers.
     gc.collect()
     jax.clear_caches()

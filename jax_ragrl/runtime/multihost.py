@@ -50,10 +50,7 @@ def join(patience: int = 300) -> None:
 
     Explicit variables (`NAMES`) take precedence. Otherwise JAX finds the other processes of a TPU
     pod, of Slurm or of Open MPI. If they have not joined after `patience` seconds, the process
-    prints a message and ends with the exit code `EXIT_TIMEOUT`.
-
-    Raises:
-      UserError: the variables cannot be used, or joining failed.
+    prints a message and ends with the exit code `EXIT_TIMEOUT`; other failures are a `UserError`.
     """
     if jax.distributed.is_initialized():
         return
@@ -117,12 +114,10 @@ def _give_up(text: str) -> None:
 def explicit_settings(environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns arguments of `jax.distributed.initialize` from explicit variables; empty without any.
 
-    An address alone is left to JAX if a launcher provides the rest.
-
-    Raises:
-      UserError: some of the variables are missing, or their values are impossible.
+    `UserError` if some of the variables are missing, or their values are impossible.
     """
     variables = {name: environ[name] for name in NAMES if environ.get(name)}
+    # An address alone is left to JAX if a launcher provides the rest.
     if not variables or (set(variables) == {NAMES[0]} and launched_processes(environ) > 1):
         return {}
     if missing := [name for name in NAMES if name not in variables]:
@@ -151,11 +146,8 @@ SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", 
 
 
 def launched_processes(environ: Mapping[str, str]) -> int:
-    """Returns how many processes the launcher started; 1 if no launcher is recognized.
-
-    JAX finds their numbers and addresses itself, but it would wait for others even if there are
-    none. Hence the number is checked first.
-    """
+    """Returns how many processes the launcher started; 1 if no launcher is recognized."""
+    # JAX finds their numbers and addresses itself, but would wait for others if there are none.
     if all(name in environ for name in SLURM):
         return int(environ["SLURM_NTASKS"])
     if "OMPI_MCA_orte_hnp_uri" in environ:
@@ -225,14 +217,12 @@ def process_zero_first(work: Callable[[], T]) -> T:
         return work()
     results: list[T] = []
 
-    def act() -> None:
-        results.append(work())
+    def act(is_turn: bool) -> None:
+        if is_turn:
+            results.append(work())
 
-    def rest() -> None:
-        pass
-
-    all_gather_object(act if is_process_zero() else rest)
-    all_gather_object(rest if is_process_zero() else act)
+    all_gather_object(lambda: act(is_process_zero()))
+    all_gather_object(lambda: act(not is_process_zero()))
     return results[0]
 
 
@@ -283,27 +273,27 @@ def check_shared_folder(folder: pathlib.Path) -> None:
     """Raises `UserError` unless every process sees the files that process 0 writes to a folder."""
     if jax.process_count() == 1:
         return
-    file = folder / on_process_zero(lambda: _write_mark(folder))
+
+    def write_mark() -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f".shared-{secrets.token_hex(8)}"
+        (folder / name).touch()
+        return name
+
+    file = folder / on_process_zero(write_mark)
+
+    def wait() -> None:
+        deadline = time.monotonic() + FILE_TIMEOUT
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"--workdir={folder} is a different folder on process {jax.process_index()} "
+                    "than on process 0: give one that all hosts share (a mounted bucket, NFS)"
+                )
+            time.sleep(0.5)
+
     try:
-        all_gather_object(lambda: _wait_for(file))
+        all_gather_object(wait)
     finally:
         if is_process_zero():
             file.unlink()
-
-
-def _write_mark(folder: pathlib.Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f".shared-{secrets.token_hex(8)}"
-    (folder / name).touch()
-    return name
-
-
-def _wait_for(file: pathlib.Path) -> None:
-    deadline = time.monotonic() + FILE_TIMEOUT
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"--workdir={file.parent} is a different folder on process {jax.process_index()} "
-                "than on process 0: give one that all hosts share (a mounted bucket, NFS)"
-            )
-        time.sleep(0.5)

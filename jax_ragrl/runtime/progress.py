@@ -1,11 +1,7 @@
 """Progress of a command on stderr: bars on a terminal, and elsewhere a line when all was silent.
 
 A command (`cli.main`) opens a `heartbeat`, long loops in it open `progress`, and single programs a
-`phase`. A thread looks at what is open, and when nothing was printed for `SILENCE` seconds it says
-how far that is:
-
-    ragrl: train: 0 of 12 steps, 45 s so far; gradient: 3 of 16 batches, 5.0 s per batch, about 65 s
-    left
+`phase`. A thread says how far they are when nothing was printed for `SILENCE` seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +38,6 @@ class Task:
         initial: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts the clock; without a unit nothing is counted."""
         self.label, self.unit, self.done, self._initial = label, unit, initial, initial
         self._total, self._clock, self._start = total, clock, clock()
         self._latest = self._start  # time of the latest unit

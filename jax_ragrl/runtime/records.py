@@ -63,11 +63,7 @@ def declare(kind: C, *kinds: Any) -> C:
 
 
 def dumps(value: Any) -> bytes:
-    """Returns the bytes of a value.
-
-    Raises:
-      UserError: the value contains something of another type than the declared ones.
-    """
+    """Returns the bytes of a value; `UserError` if a part of it has no declared type."""
     writer = _Writer()
     try:
         writer.add(value)
@@ -80,11 +76,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Returns the value that `dumps` wrote, in this process or another one.
-
-    Raises:
-      UserError: the bytes are not of `dumps`, or name a class or a field that is not declared here.
-    """
+    """Returns the value that `dumps` wrote; `UserError` for other bytes, or undeclared classes."""
     known, values = known_classes(), list[Any]()
     try:
         for entry in json.loads(zlib.decompress(data)):

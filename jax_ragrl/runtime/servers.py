@@ -112,9 +112,7 @@ class BoundedClient(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Sends a request and reads its whole reply, whose text is UTF-8.
 
-        Raises:
-          httpx2.RequestError: no complete reply in time, a larger one, or one that the libraries
-            beneath cannot read.
+        `httpx2.RequestError` if there is no complete, readable and small enough reply in time.
         """
         seconds = request.extensions["timeout"]["read"]
         try:
@@ -162,9 +160,7 @@ def describe(reply: httpx2.Response) -> str:
 def read_reply(reply: httpx2.Response, read: Callable[[bytes], T]) -> T:
     """Returns `read` of the body of a reply: the one place that parses what servers send.
 
-    Raises:
-      TryFailed: `read` cannot use the body, whatever it raised.
-      EffectError: of `read`, which thereby asks for no further try.
+    Raises `TryFailed` whatever `read` raised, except an `EffectError`, which asks for no other try.
     """
     try:
         return read(reply.content)
@@ -175,11 +171,7 @@ def read_reply(reply: httpx2.Response, read: Callable[[bytes], T]) -> T:
 
 
 def read_key(variable: str) -> str:
-    """Returns an API key of the environment; empty if there is none.
-
-    Raises:
-      UserError: a character that no header may contain.
-    """
+    """Returns an API key of the environment or ""; `UserError` if no header may contain it."""
     key = os.environ.get(variable, "").strip()  # key files often end in a newline
     if not (key.isascii() and key.isprintable()):
         raise UserError(f"{variable} contains invalid characters; copy the key again")

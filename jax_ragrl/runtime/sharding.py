@@ -49,11 +49,7 @@ class Rules:
     uneven: tuple[str, ...] = ("kv",)
 
     def mesh_axes(self, logical: str | None) -> tuple[str, ...]:
-        """Returns the mesh axes of one logical axis; `()` replicates it.
-
-        Raises:
-          UserError: there is no rule for the axis.
-        """
+        """Returns the mesh axes of one logical axis; `()` replicates it."""
         if logical is None:
             return ()
         names = [f.name for f in dataclasses.fields(self) if f.name != "uneven"]
@@ -70,9 +66,7 @@ def make_mesh(
 
     One entry of `shape` may be -1, which stands for the remaining devices. If data and fsdp both
     are, fsdp is `widest_fsdp` of the remaining devices for a model of this hidden width.
-
-    Raises:
-      UserError: `shape` has not three positive entries whose product is the number of devices.
+    `UserError` unless the product of three positive entries is the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = _fill_in(tuple(shape), len(devices), width)
@@ -148,17 +142,22 @@ def to_spec(
 ) -> PartitionSpec:
     """Returns the `PartitionSpec` of an array whose dimensions have names; None replicates one.
 
-    Raises:
-      UserError: two dimensions map to the same mesh axis, a rule names an axis that the mesh lacks,
-        or the mesh axes do not divide a dimension (see `Rules.uneven`).
+    `UserError` if two dimensions map to the same mesh axis, a rule names an axis that the mesh
+    lacks, or the mesh axes do not divide a dimension (see `Rules.uneven`).
     """
     rules = Rules() if rules is None else rules
     if len(logical_axes) != len(shape):
         raise UserError(f"axes {logical_axes} name {len(logical_axes)} dimensions of {len(shape)}")
-    entries = [
-        _place(name, size, mesh, rules) for name, size in zip(logical_axes, shape, strict=True)
-    ]
-    _check_used_once(logical_axes, entries)
+    entries, owner = list[tuple[str, ...]](), dict[str, str | None]()
+    for name, size in zip(logical_axes, shape, strict=True):
+        entries.append(_place(name, size, mesh, rules))
+        for axis in entries[-1]:
+            if axis in owner:
+                raise UserError(
+                    f"axes {logical_axes}: {owner[axis]} and {name} both map to mesh axis "
+                    f"{axis!r}: change one rule"
+                )
+            owner[axis] = name
     return _spec(entries)
 
 
@@ -185,18 +184,6 @@ def _place(
         f"{logical} = {size} does not divide over mesh axes {axes} of {parts} devices: "
         f"choose a mesh whose {'*'.join(axes)} divides {size}"
     )
-
-
-def _check_used_once(logical_axes: LogicalAxes, entries: list[tuple[str, ...]]) -> None:
-    owner: dict[str, str | None] = {}
-    for name, axes in zip(logical_axes, entries, strict=True):
-        for axis in axes:
-            if axis in owner:
-                raise UserError(
-                    f"axes {logical_axes}: {owner[axis]} and {name} both map to mesh axis "
-                    f"{axis!r}: change one rule"
-                )
-            owner[axis] = name
 
 
 def to_sharding(
@@ -296,9 +283,8 @@ def shard_batch(tree: Any, mesh: Mesh | None) -> Any:
 def _put_on_all_hosts(tree: Any, sharding: Callable[[Any], NamedSharding]) -> Any:
     """Places arrays that are equal on all processes; each puts its part on its own devices.
 
-    The processes compare a checksum, because hosts with different numbers must not train on
-    silently. (`jax.device_put` would compare the arrays themselves, and copy the arrays of all
-    hosts to every device.)
+    They compare a checksum. (`jax.device_put` would copy the arrays of all hosts to every device to
+    compare them.)
     """
     checksums: list[int] = []
 
@@ -322,10 +308,7 @@ def _put_on_all_hosts(tree: Any, sharding: Callable[[Any], NamedSharding]) -> An
 def local_mesh(mesh: Mesh | None) -> Mesh | None:
     """Returns the part of a mesh on this process's devices, `(1, rows, tensor)`.
 
-    A mesh of one process is returned unchanged.
-
-    Raises:
-      UserError: the axis tensor spans several processes; all processes raise it.
+    `UserError`, on all processes, if the axis tensor spans several processes.
     """
     if mesh is None or not mesh.is_multi_process:
         return mesh

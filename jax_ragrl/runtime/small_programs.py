@@ -55,15 +55,15 @@ def _starters() -> Iterator[ThreadPoolExecutor]:
 
     Threads that share them would wait for each other: a rollout for all programs of an update.
     """
+
+    def become_starter() -> None:
+        _thread.is_starter = True
+
     if not hasattr(_thread, "starters"):
-        pools = (ThreadPoolExecutor(1, "starter", _become_starter) for _ in range(count_cores()))
+        pools = (ThreadPoolExecutor(1, "starter", become_starter) for _ in range(count_cores()))
         _thread.starters = itertools.cycle([*pools])
     starters: Iterator[ThreadPoolExecutor] = _thread.starters
     return starters
-
-
-def _become_starter() -> None:
-    _thread.is_starter = True
 
 
 def count_cores() -> int:

@@ -22,13 +22,9 @@ class Terminated(KeyboardInterrupt):  # noqa: N818 - not an error
 class Handler:
     """A handler of SIGTERM, which prints a line; a second SIGTERM then ends the process at once.
 
-    Python runs a handler between two of its own instructions, but a compilation may take minutes.
-    So a thread, which the system tells of the signal at once, may call `announce` before.
-
-    Args:
-      line: the line.
-      act: called in the main thread.
-      begin: called with the line, perhaps in another thread.
+    Python runs a handler, which calls `act`, between two of its own instructions, but a compilation
+    may take minutes. So a thread, which the system tells of the signal at once, may print the line
+    and call `begin` before.
     """
 
     def __init__(
@@ -38,7 +34,6 @@ class Handler:
         self._is_first = threading.Lock()
 
     def announce(self) -> None:
-        """Prints the line and calls `begin`, unless it was done before."""
         if self._is_first.acquire(blocking=False):
             print(f"ragrl: {self.line}", file=sys.stderr, flush=True)
             self.begin()

@@ -85,16 +85,18 @@ device_description_str: "{name}"
 def describe_devices(topology: str) -> list[Any]:
     """Returns the devices of a TPU topology (`v5e:4x4`) or of one host of GPUs (`h100:8`).
 
-    Raises:
-      UserError: the name is unknown, or libtpu or JAX's CUDA plugin is missing.
+    `UserError` if the name is unknown, or libtpu or JAX's CUDA plugin is missing.
     """
     try:
         if gpus := re.fullmatch(rf"({'|'.join(GPUS)})(?::(\d+))?", topology):
-            return _gpus(gpus[1], int(gpus[2] or 1))
-        # On v4, JAX presents the two cores of a chip as one device; later kinds do by default.
-        options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
-        description = topologies.get_topology_desc(topology, "tpu", **options)
-        return list(description.devices)
+            name, place, platform = gpus[1], f"1x1x{gpus[2] or 1}", "cuda"
+            target = TARGET.format(chip=GPUS[name], name=name)
+            options = {"target_config": target, "topology": place}
+        else:
+            name, platform = topology, "tpu"
+            # On v4, JAX presents the two cores of a chip as one device; later kinds do by default.
+            options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+        return list(topologies.get_topology_desc(name, platform, **options).devices)
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise UserError(
@@ -102,14 +104,6 @@ def describe_devices(topology: str) -> list[Any]:
             "v5e:4x4, v5p:2x2x4 or v6e:8x8; for GPUs install jax[cuda13] or jax[cuda12] and name "
             f"{', '.join(f'{name}:8' for name in GPUS)} or another number of them"
         ) from error
-
-
-def _gpus(name: str, count: int) -> list[Any]:
-    target = TARGET.format(chip=GPUS[name], name=name)
-    description = topologies.get_topology_desc(
-        name, "cuda", target_config=target, topology=f"1x1x{count}"
-    )
-    return list(description.devices)
 
 
 def is_gpu(device: Any) -> bool:
