@@ -24,9 +24,8 @@ class Command(Protocol):
 
 
 class AddCommand(Protocol):
-    """A function that adds a command to the parser and returns the parser of its options.
+    """Adds a command, such as "data world", to the parser; returns the parser of its options.
 
-    The name of a command below another one is both names, such as "data world".
     Commands with `takes_config` accept `--config FILE` and `--config.key VALUE`.
     """
 
@@ -39,7 +38,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Appends each option's default to its help text, unless the default is "not set"."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        # Identity, not equality: 0 is a default worth showing, and 0 == False.
+        # 0 is a default worth showing, and 0 == False.
         is_unset = action.default is None or action.default is False or action.default in ("", ())
         return action.help if is_unset else super()._get_help_string(action)
 

@@ -64,7 +64,15 @@ def _add_index(command: AddCommand) -> None:
     )
     kind = "kind of search: bm25, scann, exact or pipeline (default: scann with an encoder)"
     sub.add_argument("--kind", default="", help=kind)
-    _add_pipeline_options(sub)
+    language = "language of stop words and stemmer, with bm25 (default: english; none: neither)"
+    sub.add_argument("--language", default="", help=language)
+    retrievers = "retrievers of a pipeline, with commas, such as bm25,minilm"
+    sub.add_argument("--retrievers", default="", help=retrievers)
+    sub.add_argument("--fuse", default="", help="fusion of a pipeline: rrf (default) or weighted")
+    rerank = "reranker of a pipeline: name or folder of a cross-encoder, or llm"
+    sub.add_argument("--rerank", default="", help=rerank)
+    candidates = "hits per retriever that a pipeline fuses and reranks; 0 = 100"
+    sub.add_argument("--candidates", type=natural, default=0, help=candidates)
     add_fields_option(sub)
     chunk = "divide long passages into chunks of SIZE tokens of the encoder (words without one)"
     sub.add_argument("--chunk", default="", metavar="SIZE[,OVERLAP]", help=chunk)
@@ -95,18 +103,6 @@ def _add_vector_options(sub: argparse.ArgumentParser) -> None:
         )
 
 
-def _add_pipeline_options(sub: argparse.ArgumentParser) -> None:
-    language = "language of stop words and stemmer, with bm25 (default: english; none: neither)"
-    sub.add_argument("--language", default="", help=language)
-    retrievers = "retrievers of a pipeline, with commas, such as bm25,minilm"
-    sub.add_argument("--retrievers", default="", help=retrievers)
-    sub.add_argument("--fuse", default="", help="fusion of a pipeline: rrf (default) or weighted")
-    rerank = "reranker of a pipeline: name or folder of a cross-encoder, or llm"
-    sub.add_argument("--rerank", default="", help=rerank)
-    candidates = "hits per retriever that a pipeline fuses and reranks; 0 = 100"
-    sub.add_argument("--candidates", type=natural, default=0, help=candidates)
-
-
 def run_world(options: argparse.Namespace) -> None:
     from jax_ragrl.run.config import WorldData
     from jax_ragrl.run.world_folder import save_world
@@ -132,9 +128,8 @@ def run_split(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for split, file in files.items():
         save_questions(parts[split], file)
-    print(
-        json.dumps({split: len(part) for split, part in parts.items()} | {"out": str(options.out)})
-    )
+    counts = {split: len(part) for split, part in parts.items()}
+    print(json.dumps(counts | {"out": str(options.out)}))
 
 
 def run_replies(options: argparse.Namespace) -> None:
@@ -183,17 +178,14 @@ def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.retrieval.index import run_index
     from jax_ragrl.retrieval.kinds import HASHED_WORDS
 
+    # Options that are named as arguments.
+    same = ("out", "recall", "query_prefix", "passage_prefix")
+    paths = ("corpus", "questions", "vectors", "qrels")
     return run_index(
-        corpus_path=options.corpus,
-        out=options.out,
+        **{name: getattr(options, name) for name in same},
+        **{f"{name}_path": getattr(options, name) for name in paths},
         encoder=options.encoder or HASHED_WORDS,
         kind=options.kind or "scann",
-        questions_path=options.questions,
-        vectors_path=options.vectors,
         dtype=options.dtype or "float32",
-        qrels_path=options.qrels,
         reading=_reading(options),
-        recall=options.recall,
-        query_prefix=options.query_prefix,
-        passage_prefix=options.passage_prefix,
     )

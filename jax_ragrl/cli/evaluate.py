@@ -182,12 +182,11 @@ def run_report(options: argparse.Namespace) -> None:
 def run_evaluate(options: argparse.Namespace) -> None:
     from jax_ragrl.llm.cache import print_hits
 
-    if options.data and options.run_files:
-        raise UserError("--run-files is for one question set: give --questions instead of --data")
-    for option in ("json", "out"):
-        if options.data and getattr(options, option):
+    for option in ("run_files", "json", "out") if options.data else ():
+        if getattr(options, option):
+            name = option.replace("_", "-")
             raise UserError(
-                f"--{option} is for one question set: give --questions instead of --data, or read "
+                f"--{name} is for one question set: give --questions instead of --data, or read "
                 f"{options.workdir / 'rows.jsonl'}"
             )
     if options.data:
@@ -211,7 +210,7 @@ def _table_settings(options: argparse.Namespace) -> TableSettings:
     names = options.systems or "direct,standard_rag" + (",c3po" if policy else "")
     systems = (*names.split(","), *(f"{RUN}{folder}" for folder in options.runs))
     folder = options.workdir if options.data else options.out and options.out.absolute().parent
-    # The values of options that are names of settings are taken as they are.
+    # Options that are named as settings.
     same = ("questions", "index_folder", "llm", "top_k", "limit")
     more = ("train", "judge", "int8", "retriever", "run_files", "shots", "replies", "replies_only")
     return TableSettings(

@@ -57,14 +57,15 @@ def add_export(command: AddCommand) -> None:
     sub = command("export", run_export, "write a trained policy in Hugging Face format")
     sub.add_argument("workdir", type=local, help="folder of the run, or RUN@best")
     sub.add_argument("--out", type=local, required=True, help="output folder")
-    sub.add_argument("--policy", help="name of the policy, required if the run has several")
+    policy = "name of the policy, required if the run has several"
+    sub.add_argument("--policy", default="", help=policy)
     dtypes = ("bfloat16", "float16", "float32")
     sub.add_argument("--dtype", default="bfloat16", choices=dtypes, help="dtype of the weights")
     sub.add_argument(
         "--adapter", action="store_true", help="export only the LoRA adapter, in PEFT format"
     )
     push = "repository on the Hugging Face Hub that the folder is uploaded to, created if missing"
-    sub.add_argument("--push-to", metavar="OWNER/NAME", help=push)
+    sub.add_argument("--push-to", default="", metavar="OWNER/NAME", help=push)
     public = "let everyone read a new repository of --push-to, which is private otherwise"
     sub.add_argument("--public", action="store_true", help=public)
 
@@ -84,12 +85,6 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
     from jax_ragrl.run.load import load_job
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
-    def load_parts(folder: pathlib.Path) -> Components:
-        parts = build_components(job, folder)
-        if not run:
-            return parts
-        return parts._replace(policies=trained_policies(job, parts.policies, run))
-
     run = parse_run(options.workdir) if options.workdir else None
     arguments = options.config
     # The run fixes its config file; a second one could differ from it.
@@ -108,7 +103,10 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
     job = dataclasses.replace(job, llm=_without_cache(job.llm), judge=_without_cache(job.judge))
     # Without a run, the index is built in a temporary folder.
     with tempfile.TemporaryDirectory() as folder:
-        yield values, job, load_parts(run.folder if run else pathlib.Path(folder))
+        parts = build_components(job, run.folder if run else pathlib.Path(folder))
+        if run:
+            parts = parts._replace(policies=trained_policies(job, parts.policies, run))
+        yield values, job, parts
 
 
 def _without_cache(llm: LLM) -> LLM:
@@ -145,13 +143,6 @@ def run_export(options: argparse.Namespace) -> None:
         raise UserError("--public is for an upload: give --push-to OWNER/NAME, or leave it out")
     from jax_ragrl.export.run import export_run
 
-    result = export_run(
-        workdir=options.workdir,
-        out=options.out,
-        policy=options.policy or "",
-        dtype=options.dtype,
-        adapter=options.adapter,
-        push_to=options.push_to or "",
-        public=options.public,
-    )
+    names = ("workdir", "out", "policy", "dtype", "adapter", "push_to", "public")
+    result = export_run(**{name: getattr(options, name) for name in names})
     print(json.dumps(result, default=str))

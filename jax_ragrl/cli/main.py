@@ -109,20 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _report_error("interrupted: the same command continues from what is saved", 130)
     except BrokenPipeError:  # as of `ragrl config show | head`
-        return _discard_output()
+        # Python flushes again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     # TensorStore raises ValueError when the disk is full; errors of JAX are of RuntimeError.
     except (OSError, ValueError, MemoryError, RuntimeError, ImportError) as error:
         if not (message := _resource_message(error)):
             raise
         return _report_error(message)
     return 0
-
-
-def _discard_output() -> int:
-    """Drops output without a reader; returns the exit code of a program that SIGPIPE ends."""
-    # Python flushes again when it exits.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
 
 
 def _report_error(message: str, code: int = 2) -> int:
@@ -148,9 +143,9 @@ def _format_warning(
 def _report_unraisable(event: sys.UnraisableHookArgs) -> None:
     """Reports an exception that no caller can catch, except the echoes of a failed checkpoint.
 
-    All arrays of a checkpoint are read or written at once. The first error ends the event loop and
-    becomes the message of the command; the errors of the other arrays follow in other threads.
-    `Terminated` may be raised in a callback, which drops it: then the process ends a little later.
+    The first error of an array becomes the message of the command; those of the others follow in
+    other threads. `Terminated` may be raised in a callback, which drops it: then the process ends a
+    little later.
     """
     is_echo = isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == CLOSED_LOOP
     is_end = isinstance(event.exc_value, Terminated)
@@ -183,39 +178,28 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         if choices and not word.startswith("-") and word not in choices:
             # Such as `ragrl plan`: a word that is a command of a group.
             groups = [f"'ragrl {group} {word}'" for group in names if word in names[group]]
-            raise UserError(
-                f"unknown command {word!r}: run {' or '.join(groups)}"
-                if groups
-                else _unknown_command(f"ragrl {holder}".strip(), word, choices)
-            )
+            if groups:
+                raise UserError(f"unknown command {word!r}: run {' or '.join(groups)}")
+            matches = difflib.get_close_matches(word, choices, n=1)
+            hint = f"did you mean {matches[0]!r}? " if matches else ""
+            command = f"ragrl {holder}".strip()
+            raise UserError(f"unknown command {word!r}: {hint}run {command!r} to list the commands")
     # The options of a config depend on its file, so `load_config` parses them later.
     options, rest = parser.parse_known_args(_join_config_values(argv))
-    unknown = [r for r in rest if not (options.takes_config and r.startswith("--config"))]
-    if unknown:
-        raise UserError(_unknown_arguments(f"ragrl {options.name}".strip(), unknown))
+    if unknown := [r for r in rest if not (options.takes_config and r.startswith("--config"))]:
+        # Without their values, which argparse cannot tell from positional arguments.
+        unknown = [x for x in unknown if x.startswith("-")] or unknown
+        command = f"ragrl {options.name}".strip()
+        raise UserError(
+            f"'{command}' does not take {' '.join(unknown)!r}: '{command} --help' lists its "
+            "arguments"
+        )
     options.config = rest
     return options
 
 
-def _unknown_arguments(command: str, arguments: Sequence[str]) -> str:
-    # Without their values, which argparse cannot tell from positional arguments.
-    options = [x for x in arguments if x.startswith("-")] or arguments
-    return (
-        f"'{command}' does not take {' '.join(options)!r}: '{command} --help' lists its arguments"
-    )
-
-
-def _unknown_command(holder: str, name: str, names: Collection[str]) -> str:
-    matches = difflib.get_close_matches(name, names, n=1)
-    suggestion = f"did you mean {matches[0]!r}? " if matches else ""
-    return f"unknown command {name!r}: {suggestion}run {holder!r} to list the commands"
-
-
 def _join_config_values(argv: Sequence[str]) -> list[str]:
-    """Rewrites `--config FILE` and `--config.key VALUE` with `=`.
-
-    argparse does not know these options: it would take a separate value for a positional argument.
-    """
+    """Joins `--config FILE` and `--config.key VALUE` with `=`: argparse does not know them."""
     arguments: list[str] = []
     for argument in argv:
         if arguments and CONFIG_OPTION.fullmatch(arguments[-1]) and not argument.startswith("--"):
@@ -226,10 +210,7 @@ def _join_config_values(argv: Sequence[str]) -> list[str]:
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Collection[str]]]:
-    """The parser, whose help is the map of the commands, and their names.
-
-    The names are by the command that holds them; those of `ragrl` itself have the key "".
-    """
+    """The parser, and the names of commands by the command that holds them; "" is `ragrl`."""
     parser = argparse.ArgumentParser(
         prog="ragrl",
         usage="ragrl [--help] [--version] COMMAND [OPTIONS]",

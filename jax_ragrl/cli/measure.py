@@ -18,7 +18,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.run.overrides import load_config
 
 Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
-
 MODEL = "published model whose architecture is used, or smollm2, or tiny"
 
 
@@ -70,20 +69,15 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
 
 
 def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
-    """Options of a model with random weights, and numbers."""
+    """Options of a model with random weights, and integers; only a default may be 0."""
     kind.add_argument("--shape", default="qwen2.5-0.5b", help=MODEL)
-    _add_number_options(kind, numbers)
+    for name, default, text in numbers:
+        minimum = positive if default else natural
+        kind.add_argument(f"--{name}", type=minimum, default=default, help=text)
     dtypes = ("bfloat16", "float32")
     kind.add_argument("--dtype", default="bfloat16", choices=dtypes, help="dtype of computation")
     attention = ("auto", "xla")
     kind.add_argument("--attention", default="auto", choices=attention, help="attention kernel")
-
-
-def _add_number_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
-    """Integer options; 0 is valid only if it is the default."""
-    for name, default, text in numbers:
-        minimum = positive if default else natural
-        kind.add_argument(f"--{name}", type=minimum, default=default, help=text)
 
 
 def _add_sample_options(kind: argparse.ArgumentParser) -> None:

@@ -67,7 +67,6 @@ def add_serve_retriever(command: AddCommand) -> None:
 
 @contextlib.contextmanager
 def _open_retriever(options: argparse.Namespace) -> Iterator[Retriever]:
-    """The retriever that the source options select."""
     import tempfile
 
     sources = (options.index, options.retriever, options.config)
@@ -112,7 +111,7 @@ def run_search(options: argparse.Namespace) -> None:
 
 
 def _queries(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Pairs of an id and a text; raises `UserError` unless they come from one place."""
+    """Pairs of an id and a text."""
     sources = (options.query is not None, bool(options.queries), bool(options.questions))
     if sum(sources) != 1:
         raise UserError("give either one QUERY, or --queries FILE, or --questions FILE")
@@ -159,7 +158,13 @@ def _print_lines(
     from jax_ragrl.retrieval.snippets import BOLD, PLAIN, clean, lines
 
     if as_json:
-        yield json.dumps({"id": name, "query": query, **_values(result)})
+        values: dict[str, Any] = {"id": name, "query": query}
+        if isinstance(result, EffectError):
+            values["error"] = str(result)
+        else:
+            pairs = enumerate(zip(result.passages, result.scores, strict=True), start=1)
+            values["hits"] = [{"rank": r, "score": s, **p._asdict()} for r, (p, s) in pairs]
+        yield json.dumps(values)
         return
     if several:
         yield f"{clean(name)}: {clean(query)}"
@@ -169,15 +174,6 @@ def _print_lines(
     yield from lines(result, query, BOLD if sys.stdout.isatty() else PLAIN)
     if not result.passages:
         yield "     no passages"
-
-
-def _values(result: Hits | EffectError) -> dict[str, Any]:
-    """The result of a query for JSON."""
-    if isinstance(result, EffectError):
-        return {"error": str(result)}
-    pairs = zip(result.passages, result.scores, strict=True)
-    hits = [{"rank": r, "score": s, **p._asdict()} for r, (p, s) in enumerate(pairs, start=1)]
-    return {"hits": hits}
 
 
 def run_retriever(options: argparse.Namespace) -> None:

@@ -33,11 +33,7 @@ def add_serving_options(sub: argparse.ArgumentParser, deadline: float) -> None:
 
 
 def serving_settings(options: argparse.Namespace) -> tuple[Limits, Settings]:
-    """The limits and settings of a server.
-
-    Raises:
-      UserError: a value allows no request, or other machines could ask without a key.
-    """
+    """The limits and settings of a server; `UserError` if others could ask without a key."""
     from jax_ragrl.serve.access import Settings, check_access, read_keys
     from jax_ragrl.serve.http import Limits, check_limits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_ragrl.cli.common import (
     QUICKSTART_CONFIG,
@@ -20,9 +20,6 @@ from jax_ragrl.cli.common import (
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.overrides import load_config, override
-
-if TYPE_CHECKING:
-    from jax_ragrl.run.config import Job
 
 # Keys that the option --seed sets.
 SEED_KEYS = frozenset({"--config.seed", "--config.data.world.seed"})
@@ -88,7 +85,7 @@ def _add_claim_options(sub: argparse.ArgumentParser) -> None:
 
 
 def run_quickstart(options: argparse.Namespace) -> None:
-    if conflicts := sorted(_keys(options.config) & SEED_KEYS):
+    if conflicts := sorted({text.partition("=")[0] for text in options.config} & SEED_KEYS):
         raise UserError(
             f"{conflicts[0]} is not for quickstart, which has one seed for data and training: give "
             "--seed"
@@ -102,32 +99,21 @@ def run_quickstart(options: argparse.Namespace) -> None:
     join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.experiments.experiment import quickstart
     from jax_ragrl.experiments.real import real_quickstart
+    from jax_ragrl.run.workdir import claim_workdir
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
     enable_compile_cache(workdir)
+    values["seed"] = options.seed
     if options.real:
         warm_values = load_config(REAL_WARM_START, ["--config.data.demos=demos.jsonl"])
-        values["seed"] = options.seed
         summary = real_quickstart(values, warm_values, workdir, options.warm_questions)
     else:
-        summary = quickstart(_seeded_job(values, options.seed, workdir), workdir)
+        # One seed for both, so that runs with different seeds differ in their data, too.
+        if values["data"].get("world"):
+            values["data"]["world"]["seed"] = options.seed
+        summary = quickstart(claim_workdir(values, workdir), workdir)
     if is_process_zero():
         print_json(summary)
-
-
-def _keys(overrides: Sequence[str]) -> set[str]:
-    return {override.partition("=")[0] for override in overrides}
-
-
-def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Job:
-    """The job of a config with `seed` for training and for the synthetic corpus, if it has one."""
-    # One seed for both, so that runs with different seeds differ in their data, too.
-    values["seed"] = seed
-    if values["data"].get("world"):
-        values["data"]["world"]["seed"] = seed
-    from jax_ragrl.run.workdir import claim_workdir
-
-    return claim_workdir(values, workdir)
 
 
 def run_train(options: argparse.Namespace) -> None:

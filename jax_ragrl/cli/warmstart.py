@@ -78,9 +78,7 @@ def run_demos(options: argparse.Namespace) -> None:
     from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos
 
     enable_compile_cache()
-    writer = WriterConfig(
-        name=options.writer, samples=options.samples, temperature=options.temperature
-    )
+    writer = WriterConfig(options.writer, options.samples, options.temperature)
     print_json(make_demos(values, options.out, writer, count=options.limit, of=options.of))
 
 

@@ -1,11 +1,8 @@
 """Computes memory, traffic and least times of a run per device, without weights or devices.
 
-The programs of a run (the gradient of a batch of rows, the sampling of a batch of prompts) are
-compiled ahead of time for a mesh of described devices; the compiler reports their temporary
+The programs of a run are compiled for described devices; the compiler reports their temporary
 memory, and their optimized HLO has what they move. The data sheet of a device bounds their time.
-Permanent memory is computed from shapes and shardings: the state of the policies, and an exact
-index, its encoder and frozen language models whose folders are on this machine. Anything else that
-a config places on the devices is listed as not counted.
+Permanent memory is computed from shapes and shardings.
 """
 
 from __future__ import annotations
@@ -104,15 +101,13 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     Returns:
       `state_bytes`: permanent memory of the policies. `update` and `sampling`: the programs with
       the largest memory, see `count_updates` and `count_rollout`. `other_models`: an exact index,
-      its encoder and local language models. `index_memory`: every local index per host and device,
-      and what of it is memory-mapped, see `index_memory`. `index_place`: whether exact indexes
-      belong on the devices, or on a server per host. `uncounted`: messages about parts of the
-      config that are not counted, or only approximately. `peak_bytes`: the largest program on top
-      of the permanent memory; with stale rollouts the largest update and the largest rollout.
-      `fits`: whether the peak is below the memory of a device; None if this is unknown. If
-      something is uncounted, `fits` can be False, but not True. `passes`,
-      `programs`, `compile_s`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
-      a data sheet have no `speed`.
+      its encoder and local language models. `index_memory` and `index_place`: see these functions.
+      `uncounted`: messages about parts of the config that are not counted, or only approximately.
+      `peak_bytes`: the largest program on top of the permanent memory; with stale rollouts the
+      largest update and the largest rollout. `fits`: whether the peak is below the memory of a
+      device; None if this is unknown. If something is uncounted, `fits` can be False, but not True.
+      `passes`, `programs`, `compile_s`, `checkpoint_bytes` and `speed`: see `plan/speed.py`;
+      devices without a data sheet have no `speed`.
 
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
@@ -169,12 +164,6 @@ def _programs(
         return sampling, count_updates(policies, run.objective, run.packing, mesh)
 
 
-def _compiled_shapes(run: PlanConfig, parameters: int, mesh: Mesh) -> tuple[Shapes, Layout]:
-    """Returns the shapes of a run that are worth a program on the devices of a mesh."""
-    shapes = run.shapes.coarse(free_tokens(parameters, mesh))
-    return shapes, run.packing.coarse(free_tokens(parameters, mesh, is_trained=True))
-
-
 def _speed(
     run: PlanConfig,
     policies: Mapping[str, PlannedPolicy],
@@ -184,18 +173,18 @@ def _speed(
 ) -> dict[str, Any]:
     """The sections about time, programs and disk."""
     largest = max(policies.values(), key=lambda policy: param_count(policy.config))
-    length = max(run.packing.row_lengths)
-    is_adapter = largest.lora is not None
-    ceilings = ceilings_of(mesh.devices.flat[0])
-    shapes, packing = _compiled_shapes(run, param_count(largest.config), mesh)
+    parameters, ceilings = param_count(largest.config), ceilings_of(mesh.devices.flat[0])
+    # Those that are worth a program on the devices of the mesh.
+    shapes = run.shapes.coarse(free_tokens(parameters, mesh))
+    packing = run.packing.coarse(free_tokens(parameters, mesh, is_trained=True))
     programs = count_programs(shapes, packing, run.objective, run.width, mesh, run.rollouts)
     return {
         "passes": update_passes(
             largest.config,
             run.objective,
             run.optimizer,
-            length,
-            lora=is_adapter,
+            max(run.packing.row_lengths),
+            lora=largest.lora is not None,
             is_measured=run.guard.update_kl.action != OFF,
         ),
         "programs": programs,
@@ -211,9 +200,6 @@ def policies_of(
     """The policies of a run, and messages about those whose architecture is unknown.
 
     Policies that `run.policies` does not contain have the architecture `config`.
-
-    Raises:
-      UserError: `run.policies` contains a policy that the system does not have.
     """
     folders, unknown = dict(run.policies), []
     if invalid := [name for name in folders if name not in run.learners]:
@@ -234,11 +220,7 @@ def policies_of(
 
 
 def config_named(name: str) -> DecoderConfig:
-    """Returns the architecture of a decoder: of a published size, or of a model by its name.
-
-    Raises:
-      UserError: the name is neither, or the model is not a decoder of a supported family.
-    """
+    """Returns the architecture of a decoder by its published size or the name of a model."""
     if name in PACKAGED or local(name).exists():
         return config_by_name(name)
     try:

@@ -50,11 +50,9 @@ def bytes_of(tree: Any, compute: str | None = None) -> int:
 
 def with_shardings(tree: Any, shardings: Any) -> Any:
     """Abstract arrays with the given shardings."""
-
-    def with_sharding(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    return jax.tree.map(with_sharding, tree, shardings)
+    return jax.tree.map(
+        lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), tree, shardings
+    )
 
 
 def batch_array(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -69,12 +67,9 @@ def replicated_array(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.Shap
 
 
 class Program(NamedTuple):
-    """A compiled program.
+    """A compiled program: facts, the shardings of its results, and its optimized HLO.
 
-    Fields:
-      facts: `temporary_bytes` (without arguments and results) and `compile_s`.
-      shardings: the shardings of its results.
-      text: its optimized HLO.
+    The facts are `temporary_bytes` (without arguments and results) and `compile_s`.
     """
 
     facts: dict[str, Any]
@@ -87,11 +82,7 @@ class Program(NamedTuple):
 
 
 class TooLargeError(UserError):
-    """A program needs more memory than a device has.
-
-    Attributes:
-      program: a name for the program; empty if its caller did not name it.
-    """
+    """A program, which its caller may name, needs more memory than a device has."""
 
     def __init__(self, message: str, program: str = "") -> None:
         super().__init__(message)
@@ -112,11 +103,7 @@ def fitting(program: str, keys: str) -> Iterator[None]:
 
 
 def compile_trace(trace: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Compiles a traced function.
-
-    Raises:
-      TooLargeError: the compiler of a TPU found that the program needs more memory.
-    """
+    """Compiles a traced function; `TooLargeError` if a TPU's compiler finds too little memory."""
     try:
         return trace.compile(dict(options))
     except jax.errors.JaxRuntimeError as error:

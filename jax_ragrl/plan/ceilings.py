@@ -62,13 +62,8 @@ def time_at_least(work: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]
       seconds = max(flops / peak, hbm bytes / bandwidth, collective bytes / link)
 
     Source: Williams et al. 2009 (roofline). Real programs are slower: they overlap imperfectly.
-
-    Args:
-      work: per device, `flops`, `hbm_bytes` and `collectives`.
-      ceilings: the speeds of the device.
-
-    Returns:
-      `seconds_at_least`, and `bound`: compute, memory or network.
+    `work` has `flops`, `hbm_bytes` and `collectives` per device; the result `seconds_at_least`, and
+    `bound`: compute, memory or network.
     """
     # Kinds of collectives share the links of a device, so their bytes add.
     network = sum(kind["bytes"] for kind in work["collectives"].values())

@@ -30,17 +30,11 @@ def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
     device at least 128 columns of the width, and the data axis takes the other devices.
     """
     shapes = []
+    sizes = (devices, config.num_kv_heads, config.intermediate_size, config.vocab_size)
     for tensor in range(1, config.num_kv_heads + 1):
-        groups, rest = divmod(devices, tensor)
-        if (
-            config.num_kv_heads % tensor
-            or rest
-            or config.intermediate_size % tensor
-            or config.vocab_size % tensor
-        ):
-            continue
-        fsdp = widest_fsdp(groups, config.hidden_size)
-        shapes.append((groups // fsdp, fsdp, tensor))
+        if not any(size % tensor for size in sizes):
+            fsdp = widest_fsdp(devices // tensor, config.hidden_size)
+            shapes.append((devices // tensor // fsdp, fsdp, tensor))
     return shapes
 
 
@@ -59,10 +53,7 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
     """Returns the plan of the first candidate that fits, with its `changes` of the config.
 
     `run` is a `PlanConfig`. If no candidate fits, the first one does that fits without the exact
-    index, which `changes` then replaces.
-
-    Raises:
-      UserError: no candidate fits, or the memory of the devices is unknown.
+    index, which `changes` then replaces. `UserError` if none does, or the memory is unknown.
     """
     least, without_index = None, dict[str, Any]()
     error: TooLargeError | None = None
@@ -84,7 +75,14 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
         return without_index
     if least is None and error:
         raise error
-    raise UserError(_nothing_fits(least, devices, config))
+    if least is None:
+        raise UserError(
+            f"{config.num_kv_heads} key-value heads leave no mesh of {devices} devices: take more"
+        )
+    raise UserError(
+        f"no mesh, remat and batch size fit {devices} devices; the smallest needs "
+        f"{least / 2**30:.1f} GiB per device: take more devices, or see docs/howto/memory.md"
+    )
 
 
 def _plans(
@@ -104,25 +102,14 @@ def _plans(
         yield candidate, result
 
 
-def _nothing_fits(least: int | None, devices: int, config: DecoderConfig) -> str:
-    if least is None:
-        return (
-            f"{config.num_kv_heads} key-value heads leave no mesh of {devices} devices: take more"
-        )
-    return (
-        f"no mesh, remat and batch size fit {devices} devices; the smallest needs "
-        f"{least / 2**30:.1f} GiB per device: take more devices, or see docs/howto/memory.md"
-    )
-
-
 def changes(run: Any, candidate: Any) -> Mapping[str, Any]:
     """Returns the keys of the config whose values differ, with the new values."""
-    values = {
-        "mesh": (run.mesh, candidate.mesh),
-        "remat": (run.remat, candidate.remat),
-        "packing.tokens_per_device": (
-            run.packing.tokens_per_device,
-            candidate.packing.tokens_per_device,
-        ),
-    }
-    return {name: new for name, (old, new) in values.items() if old != new}
+    old, new = (
+        {
+            "mesh": x.mesh,
+            "remat": x.remat,
+            "packing.tokens_per_device": x.packing.tokens_per_device,
+        }
+        for x in (run, candidate)
+    )
+    return {name: value for name, value in new.items() if old[name] != value}

@@ -30,10 +30,8 @@ class Instruction(NamedTuple):
     """One instruction of a computation.
 
     Fields:
-      name: unique in its computation.
       shape: the text of its shape, with layouts.
       operation: the opcode, such as `fusion`.
-      operands: names of other instructions.
       callees: names of the computations that it executes, without the condition of a loop.
       number: the number of a parameter; -1 for all others.
       trips: iterations of a loop, if it says them; None otherwise, see `Module.trips`.
@@ -60,11 +58,9 @@ class Computation(NamedTuple):
     root: str
 
     def users(self, name: str) -> list[Instruction]:
-        """Returns the instructions that have an instruction as operand."""
         return [x for x in self.instructions.values() if name in x.operands]
 
     def parameter(self, number: int) -> Instruction:
-        """Returns the parameter with a number."""
         return next(x for x in self.instructions.values() if x.number == number)
 
 
@@ -130,7 +126,6 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _literal(operation: str, inner: str, attributes: str) -> str:
-    """Returns the field `Instruction.literal`."""
     if operation == "compare" and (direction := DIRECTION.search(attributes)):
         return direction[1]
     if operation == "custom-call" and (target := TARGET.search(attributes)):

@@ -12,16 +12,11 @@ REMOTE = {"index.kind": "remote", "index.url": "http://localhost:8001"}
 
 
 def index_place(others: OtherModels, peak: int, memory: int | None) -> dict[str, Any]:
-    """Chooses the place of the exact indexes of a run and of their encoders.
+    """Chooses the place of the exact indexes of a run and of their encoders; empty without any.
 
-    Args:
-      others: the memory of indexes, encoders and language models.
-      peak: bytes of the fullest device with all of them.
-      memory: bytes of a device; None if unknown.
-
-    Returns:
-      Empty without an exact index. `device_bytes`: the indexes with their encoders and searches.
-      `place`: `DEVICES`, or `SERVER` if the run fits without them alone.
+    `peak` are the bytes of the fullest device with all models, `memory` those of a device, if
+    known. Returns `device_bytes` of indexes, encoders and searches, and the `place`: `DEVICES`, or
+    `SERVER` if the run fits without them alone.
     """
     if not any(name.startswith("index") for name in others.sections):
         return {}

@@ -40,11 +40,7 @@ def gradient_flops(c: DecoderConfig, length: int, *, adapters: bool) -> float:
 
     A backward pass has a product for the inputs and one for the weights of each matrix; without
     the latter for a base that only adapters change. `remat=full` adds a forward pass of the layers.
-
-    Args:
-      c: the architecture, with its `remat`.
-      length: tokens of a row, all of them scored.
-      adapters: whether only adapters are trained.
+    `length` are the tokens of a row, all of them scored.
     """
     # The products of an adapter itself are too small to count.
     backward = 1 if adapters else 2

@@ -120,11 +120,11 @@ def count_other_models(
             others.sections[name] = count()
         except UserError as error:
             others.uncounted_models.append(f"{name}: {error}")
-    local = {n: llm for n, llm in models.items() if isinstance(llm, LocalLLMConfig)}
-    # A forward pass may need copies of int8 weights in the compute dtype, which are not counted.
-    int8_models = [name for name in others.sections if name in local and local[name].int8]
-    for name in int8_models:
-        others.uncounted_models.append(f"{name}: copies of its int8 weights in the compute dtype")
+    for name, llm in models.items():
+        # A forward pass may need them.
+        if name in others.sections and isinstance(llm, LocalLLMConfig) and llm.int8:
+            text = f"{name}: copies of its int8 weights in the compute dtype"
+            others.uncounted_models.append(text)
     return others
 
 
@@ -199,12 +199,8 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
     shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
     facts = count_sampling(shapes, config, mesh, rules=SAMPLING_RULES)
-    return {
-        "weight_bytes": weights,
-        "prompts": facts["prompts"],
-        "temporary_bytes": facts["temporary_bytes"],
-        "compile_s": facts["compile_s"],
-    }
+    names = ("prompts", "temporary_bytes", "compile_s")
+    return {"weight_bytes": weights, **{name: facts[name] for name in names}}
 
 
 def _int8_savings(config: DecoderConfig, params: Any) -> int:

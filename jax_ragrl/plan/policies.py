@@ -41,12 +41,9 @@ from jax_ragrl.sampling.weights import SAMPLING_RULES
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPolicy:
-    """One policy of a plan.
+    """One policy of a plan: the name of its base, which policies with adapters may share.
 
-    Fields:
-      name: name of the base; policies with adapters share the base of the same name.
-      config: architecture; its `dtype` is that of forward and backward passes.
-      lora: adapter that is trained instead of the base, if any.
+    The `dtype` of its architecture is that of forward and backward passes.
     """
 
     name: str
@@ -88,12 +85,6 @@ def state_bytes(
 
     Counted are, per policy, float32 weights and the moments of Adam; if the objective has them, a
     reference in the compute dtype and a critic with its own moments; and each base once.
-
-    Args:
-      policies: the policies by name.
-      objective: determines reference and critic.
-      optimizer: determines the dtype of the moments.
-      mesh: devices of the run.
     """
     moment, critics = jnp.dtype(optimizer.moment_dtype).itemsize / 4, objective.critic == "own"
     # `bases` has one entry per base, however many adapters share it.
@@ -111,12 +102,6 @@ def count_updates(
     policies: Mapping[str, PlannedPolicy], objective: Objective, layout: Layout, mesh: Mesh
 ) -> dict[str, Any]:
     """The gradient with the largest memory; policies are updated one after the other.
-
-    Args:
-      policies: the policies by name.
-      objective: determines the inputs of the gradient.
-      layout: lengths of rows and tokens per device.
-      mesh: devices of the run.
 
     Returns:
       `rows` ([rows, length]), `temporary_bytes`, `compile_s`, `bytes`, which includes the sum of
@@ -138,15 +123,8 @@ def count_rollout(
     """The batch of prompts with the largest memory, while other policies have started batches.
 
     During a rollout there is a copy of each policy's weights, in the compute dtype and without
-    FSDP. Arrays that already have this form are not copied (`for_sampling`).
-
-    Args:
-      policies: the policies by name.
-      shapes: static shapes of sampling.
-      width: continuations per prompt.
-      mesh: devices of the run.
-      nucleus: whether tokens are sampled with a nucleus filter.
-      outlive_update: whether an update runs meanwhile: then all trained arrays are copied.
+    FSDP. Arrays that already have this form are not copied (`for_sampling`), unless they
+    `outlive_update`, which runs meanwhile. `width` and `nucleus` are those of `count_sampling`.
 
     Returns:
       `prompts` ([prompts, length]), `width`, `prefill_tokens`, `compile_s`, `weight_bytes` of the
@@ -183,13 +161,7 @@ def _distinct(policies: Mapping[str, PlannedPolicy]) -> list[PlannedPolicy]:
 def copy_bytes(
     policies: Mapping[str, PlannedPolicy], mesh: Mesh, *, outlive_update: bool = False
 ) -> int:
-    """Bytes per device of the weights that a rollout copies.
-
-    Args:
-      policies: the policies by name.
-      mesh: devices of the run.
-      outlive_update: whether all trained arrays are copied.
-    """
+    """Bytes per device of the weights that a rollout copies, see `count_rollout`."""
     total, bases = 0, dict[Any, int]()
     for policy in policies.values():
         original, copy = policy.training_model(mesh), policy.sampling_model(mesh)
@@ -200,10 +172,7 @@ def copy_bytes(
 
 
 def _copy_bytes(original: Any, copy: Any, compute: str, *, always: bool = False) -> int:
-    """Bytes of the arrays whose dtype or sharding differs between storage and rollout.
-
-    With `always` all arrays count.
-    """
+    """Bytes of the arrays whose dtype or sharding differs in a rollout, or of all (`always`)."""
 
     def size(path: Any, x: Any, y: Any) -> int:
         shard, copy_shard = x.sharding.shard_shape(x.shape), y.sharding.shard_shape(y.shape)
@@ -236,13 +205,9 @@ def _update(
 def _gradient_program(
     model: Any, shape: tuple[int, int], objective: Objective, mesh: Mesh
 ) -> Program:
-    """The compiled gradient of a batch of rows."""
-
-    def array_of(dtype: Any) -> jax.ShapeDtypeStruct:
-        return batch_array(shape, dtype, mesh)
-
-    ids, number = array_of(jnp.int32), array_of(jnp.float32)
-    rows = Rows(ids, ids, ids, ids, ids, array_of(jnp.bool_))
+    dtypes = (jnp.int32, jnp.float32, jnp.bool_)
+    ids, number, mask = (batch_array(shape, dtype, mesh) for dtype in dtypes)
+    rows = Rows(ids, ids, ids, ids, ids, mask)
     # Arrays that only some objectives need; old log-probabilities are counted in any case.
     optional = {"old_logp": number}
     if objective.kl.where == "loss":

@@ -69,10 +69,8 @@ def count_sampling(
     step = share * width * (layers_flops(config, keys) + head_flops(config))
     # Only the last position of a prompt is decoded, so the head runs once per prompt.
     prefill = share * (length * layers_flops(config, length / 2) + head_flops(config))
-    facts["prefill"] |= {"flops": prefill}
-    facts["decode_step"] |= {"flops": step}
-    sizes = {"prompts": [count, length], "width": width, "prefill_tokens": count * length}
-    return sizes | facts
+    facts["prefill"]["flops"], facts["decode_step"]["flops"] = prefill, step
+    return {"prompts": [count, length], "width": width, "prefill_tokens": count * length} | facts
 
 
 def _abstract_prompts(count: int, width: int, mesh: Mesh) -> Prompts:

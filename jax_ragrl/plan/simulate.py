@@ -74,11 +74,7 @@ class Workload:
 
 
 def parse_workload(text: str) -> Workload:
-    """Returns the workload of a text such as `questions=48,tokens=110`.
-
-    Raises:
-      UserError: a name is unknown or a value is not a number in its range.
-    """
+    """Parses a workload such as `questions=48,tokens=110`; `UserError` if it is not valid."""
     names = [field.name for field in dataclasses.fields(Workload)]
     values = {}
     for part in filter(None, text.split(",")):
@@ -93,12 +89,7 @@ def parse_workload(text: str) -> Workload:
 
 
 def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str, Any]:
-    """Returns the seconds of a step on a number of devices.
-
-    Args:
-      plan: a plan with `speed` (see `plan`).
-      work: the work of a step.
-      devices: a multiple of the plan's tensor axis.
+    """Returns the seconds of a step on a number of devices, from a plan with `speed`.
 
     Returns:
       `devices`, `rollout_s`, `update_s`, `sync_s`, `host_s`, `step_s`, `waiting`, the share of a
@@ -107,13 +98,23 @@ def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str,
     Raises:
       UserError: the devices have no data sheet, or the tensor axis does not divide their number.
     """
-    _check_devices(plan, devices)
-    groups = devices // plan["mesh"]["tensor"]
+    if plan["speed"] is None:
+        raise UserError(
+            f"no data sheet for {plan['device']!r}, so a step has no estimate: "
+            "name a TPU or GPU with --topology"
+        )
+    tensor = plan["mesh"]["tensor"]
+    if devices < 1 or devices % tensor:
+        raise UserError(
+            f"{devices} devices cannot hold whole groups of {tensor} on the tensor axis: "
+            f"give a multiple of {tensor}"
+        )
+    groups, link = devices // tensor, plan["speed"]["ceilings"]["link"] * work.efficiency
     actions = work.questions * work.actions
     parts = {
         "rollout_s": _rollout(plan, work, actions / groups),
         "update_s": _update(plan, work, actions / groups),
-        "sync_s": plan["sampling"]["weight_bytes"] / _speed(plan, work, "link"),
+        "sync_s": plan["sampling"]["weight_bytes"] / link,
         "host_s": actions * work.host,
     }
     waits = work.rounds * work.llm
@@ -129,26 +130,7 @@ def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str,
     }
 
 
-def _check_devices(plan: Mapping[str, Any], devices: int) -> None:
-    if plan["speed"] is None:
-        raise UserError(
-            f"no data sheet for {plan['device']!r}, so a step has no estimate: "
-            "name a TPU or GPU with --topology"
-        )
-    tensor = plan["mesh"]["tensor"]
-    if devices < 1 or devices % tensor:
-        raise UserError(
-            f"{devices} devices cannot hold whole groups of {tensor} on the tensor axis: "
-            f"give a multiple of {tensor}"
-        )
-
-
-def _speed(plan: Mapping[str, Any], work: Workload, name: str) -> float:
-    return float(plan["speed"]["ceilings"][name]) * work.efficiency
-
-
 def _groups(plan: Mapping[str, Any]) -> int:
-    """The data-parallel groups of the plan."""
     return int(plan["devices"]) // int(plan["mesh"]["tensor"])
 
 
@@ -175,8 +157,8 @@ def _update(plan: Mapping[str, Any], work: Workload, actions: float) -> float:
     speed, (rows, length) = plan["speed"], plan["update"]["rows"]
     tokens = actions * (work.distinct or work.prompt + work.tokens)
     batches = math.ceil(tokens / (rows * length / _groups(plan)))
-    passes = plan["passes"]
     # A score has no program in the plan: it takes its share of the operations of a gradient.
+    passes = plan["passes"]
     equivalent = passes["flops_per_token"] / passes["gradient_flops_per_token"]
     seconds = speed["gradient"]["seconds_at_least"] * equivalent
     return float(batches * seconds / work.efficiency)

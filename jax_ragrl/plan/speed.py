@@ -26,11 +26,7 @@ def least_times(
 ) -> dict[str, Any]:
     """Returns the least seconds and the most tokens per second of each part of a step.
 
-    Args:
-      update: the gradient of a batch of rows, see `count_updates`.
-      sampling: a batch of prompts, see `count_rollout`.
-      devices: devices of the mesh.
-      ceilings: the speeds of a device.
+    `update` and `sampling` are of `count_updates` and `count_rollout`.
 
     Returns:
       `gradient` (of a batch), `prefill` (of a batch) and `decode_step` (of a token of each row),
@@ -61,13 +57,8 @@ def update_passes(
 ) -> dict[str, Any]:
     """Returns how often an update runs each pass over its tokens, and the operations per token.
 
-    Args:
-      config: architecture of the policy; its critic has the same.
-      objective: determines critic and reference.
-      optimizer: determines epochs and minibatches.
-      length: tokens of a row.
-      lora: whether only an adapter is trained.
-      is_measured: whether the guard scores the batch after the update (`guard.update_kl`).
+    `length` are the tokens of a row; with `lora` only an adapter is trained; if `is_measured`, the
+    guard scores the batch after the update (`guard.update_kl`).
     """
     # A separate critic repeats the passes of its policy.
     own_critic = objective.critic == "own"
@@ -94,13 +85,8 @@ def count_programs(
 ) -> dict[str, int]:
     """Returns how many programs a run compiles at most for one policy.
 
-    Args:
-      shapes: static shapes of sampling.
-      packing: row lengths of the update.
-      objective: determines reference and critic.
-      width: continuations per prompt.
-      mesh: devices of the run.
-      rollouts: rollouts per question, whose first prompts are equal.
+    `width` are the continuations per prompt; the first prompts of all `rollouts` of a question are
+    equal.
 
     Returns:
       `sampler`: per prompt length, batch size and number of equal prompts a program that runs
@@ -134,12 +120,8 @@ def compile_seconds(
     """Returns the seconds of compiling all programs of a run one by one, as this machine did.
 
     As if each took as long as the largest one of its kind, which the plan has compiled; a score
-    takes less than the gradient that stands for it.
-
-    Args:
-      programs: see `count_programs`.
-      update: the gradient of a batch of rows, see `count_updates`.
-      sampling: a batch of prompts, see `count_rollout`.
+    takes less than the gradient that stands for it. Arguments are those of `count_programs`,
+    `count_updates` and `count_rollout`.
     """
     # The plan has compiled a program that runs prompts, and one that decodes.
     each = {"sampler": sampling["compile_s"] / 2, "update": update["compile_s"]}
@@ -153,11 +135,6 @@ def checkpoint_bytes(
 
     It holds float32 weights, two moments and a reference of each policy, and a critic's weights and
     moments; of adapters only these, not their base.
-
-    Args:
-      policies: the policies by name.
-      objective: determines reference and critic.
-      optimizer: determines the dtype of the moments.
     """
     # The second moment stays in float32 whatever the dtype of the first.
     moments = 4 + jnp.dtype(optimizer.moment_dtype).itemsize

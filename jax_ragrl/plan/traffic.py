@@ -53,7 +53,6 @@ class Traffic:
     unknown_loops: int = 0
 
     def add(self, other: Traffic, times: int = 1) -> None:
-        """Adds the work of a part that runs a number of times."""
         self.hbm_bytes += times * other.hbm_bytes
         self.kernels += times * other.kernels
         self.unknown_loops += other.unknown_loops
@@ -164,7 +163,8 @@ class _Counter:
             return slice_bytes(x.shape)
         if x.operation.endswith("-start"):  # its shape is a tuple that has the operands too
             return shape_bytes(x.shape)
-        return _operand_bytes(computation, x) + shape_bytes(x.shape) - workspace_bytes(x)
+        operands = (computation.instructions[name].shape for name in x.operands)
+        return sum(map(shape_bytes, (*operands, x.shape))) - workspace_bytes(x)
 
     def _fusion(self, computation: Computation, x: Instruction) -> int:
         # Arrays between the instructions of a fusion stay in registers: only its ends move bytes.
@@ -228,7 +228,3 @@ def _exchanged(computation: Computation, x: Instruction) -> int:
     # The shape of a start may be a tuple that has the operands too.
     results = total_bytes(x.shape) - (operands if x.operation.endswith("-start") else 0)
     return max(operands, results)
-
-
-def _operand_bytes(computation: Computation, x: Instruction) -> int:
-    return sum(shape_bytes(computation.instructions[name].shape) for name in x.operands)

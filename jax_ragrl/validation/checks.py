@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.config.schema import build, convert
-from jax_ragrl.corpus import world as worlds
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.kinds import BM25Index, Index
 from jax_ragrl.run.config import Data, Job
@@ -40,12 +39,8 @@ def validate(
     """Checks a config and everything that it names; yields findings as soon as they are known.
 
     An error of one part does not hide the errors of other parts. Nothing is trained, built or
-    written, and each endpoint is asked once.
-
-    Args:
-      values: the nested values of a config, see `run.overrides.load_config`.
-      workdir: the folder of the run, which may hold an index; None: only `index.folder` is known.
-      quick: leaves out the checks that ask endpoints or load models.
+    written, and each endpoint is asked once. `workdir`, the folder of the run, may hold an index;
+    `quick` leaves out the checks that ask endpoints or load models.
     """
     # The whole list at once: a user mends all of them before the next call.
     found = config_problems(values)
@@ -59,8 +54,8 @@ def validate(
     sample = DataSample({})
     data, index = _section(values, "data", Data), _section(values, "index", Index)
     if data is not None:
-        findings, sample = _check_data(data, index, workdir)
-        yield from findings
+        data_findings, sample = _check_data(data, index, workdir)
+        yield from data_findings
     if found:
         return
     job = load_job(values)
@@ -71,7 +66,17 @@ def validate(
             "size: use group_centred or leave_one_out, or remove the price"
         )
         yield Finding("warning", "config", text)
-    yield from _check_models(job, sample, quick)
+    findings = list(check_tokenizers(job))
+    yield from findings
+    yield from check_models(job, sample.world is not None)
+    if quick:
+        return
+    yield from check_endpoints(job)
+    # Without a tokenizer that fits, sampled actions would mean nothing.
+    if any(finding.level == "error" for finding in findings):
+        return
+    yield from check_memory(job)
+    yield from check_roles(job, sample)
 
 
 def _section(values: Mapping[str, Any], name: str, hint: Any) -> Any:
@@ -91,12 +96,15 @@ def _section(values: Mapping[str, Any], name: str, hint: Any) -> Any:
 def _check_data(
     data: Data, index: Index | None, workdir: pathlib.Path | None
 ) -> tuple[list[Finding], DataSample]:
-    """Returns the findings about data and index, and the data for later checks.
-
-    An index of None has errors, and the data are checked without it.
-    """
+    """Returns findings about data and index (None has errors), and the data for later checks."""
     if data.files is None:
-        return _generate(data)
+        try:
+            corpus, generated, world = load_data(data)
+        except UserError as error:
+            return [Finding("error", "data", str(error))], DataSample({})
+        counts = ", ".join(f"{len(part)} {split}" for split, part in generated.items())
+        text = f"a generated world of {len(corpus)} passages, questions: {counts}"
+        return [Finding("ok", "data", text)], DataSample(generated, corpus.passages, True, world)
     questions: dict[str, Sequence[Question]] = {}
     findings = list(check_questions(data.files, questions))
     # The passages can be read without a valid index; words are its simplest units.
@@ -105,28 +113,3 @@ def _check_data(
     findings += [*more, *check_lengths(sample, reader)]
     findings += [*check_gold(sample), *check_overlap(sample)]
     return findings + (list(check_index(index, workdir, sample)) if index else []), sample
-
-
-def _generate(data: Data) -> tuple[list[Finding], DataSample]:
-    try:
-        corpus, questions, world = load_data(data)
-    except UserError as error:
-        return [Finding("error", "data", str(error))], DataSample({})
-    counts = ", ".join(f"{len(part)} {split}" for split, part in questions.items())
-    text = f"a generated world of {len(corpus)} passages, questions: {counts}"
-    return [Finding("ok", "data", text)], DataSample(questions, corpus.passages, True, world)
-
-
-def _check_models(job: Job, sample: DataSample, quick: bool) -> Iterator[Finding]:
-    world: worlds.World | None = sample.world
-    findings = list(check_tokenizers(job))
-    yield from findings
-    yield from check_models(job, world is not None)
-    if quick:
-        return
-    yield from check_endpoints(job)
-    # Without a tokenizer that fits, sampled actions would mean nothing.
-    if any(finding.level == "error" for finding in findings):
-        return
-    yield from check_memory(job)
-    yield from check_roles(job, sample)

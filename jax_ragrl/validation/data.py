@@ -30,13 +30,9 @@ LIMIT = 200_000  # passages: reading a whole Wikipedia would take minutes
 
 
 class DataSample(NamedTuple):
-    """Data that later checks use.
+    """Data that later checks use: questions by split, without splits that cannot be read.
 
-    Fields:
-      questions: by split; a split that cannot be read is missing.
-      passages: the first `LIMIT` of the corpus.
-      complete: whether these are all passages.
-      world: the synthetic world, if the data are generated.
+    `passages` are the first `LIMIT` of the corpus, and `complete` says whether these are all.
     """
 
     questions: Mapping[str, Sequence[Question]]
@@ -77,10 +73,7 @@ def _check_file(split: str, name: str, files: FileData) -> Iterator[Finding]:
 
 
 def read_corpus(data: Data, index: Index, sample: DataSample) -> tuple[list[Finding], DataSample]:
-    """Reads the passages of a config, up to `LIMIT`; the encoder of the index counts chunks.
-
-    Returns the findings, and the sample with its passages.
-    """
+    """Reads the passages of a config, up to `LIMIT`; returns findings, and the sample with them."""
     passages = list[Passage]()
     findings = list(_read_passages(data, index, passages))
     complete = len(passages) <= LIMIT and all(finding.level != "error" for finding in findings)

@@ -34,11 +34,7 @@ PROBE = LLMRequest("a check", (Message("user", "Reply with OK."),), Sampling(0.0
 
 @guarded("policy")
 def check_tokenizers(job: Job) -> Iterator[Finding]:
-    """Compares the policies with their tokenizers, templates and roles, and compiles grammars.
-
-    No weights are downloaded, and those on this machine are only compared if they contradict
-    `config.json`.
-    """
+    """Compares the policies with their tokenizers, templates and roles, and compiles grammars."""
     folders = dict.fromkeys([job.policy, *dict(job.policies).values()])
     tokenizers = {name: ChatTokenizer.load(resolve_model(name, weights=False)) for name in folders}
     fits = True
@@ -52,7 +48,6 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
         raise UserError(
             f"policies {', '.join(folders)} have different tokenizers: a run needs one vocabulary"
         )
-    # Training and evaluation may have roles with different grammars.
     systems = (job.recipe.system, job.recipe.evaluation_system)
     tokenizer = tokenizers[job.policy]
     check_grammars((role for s in systems for role in s.roles.values()), tokenizer)
@@ -148,5 +143,4 @@ def check_memory(job: Job) -> Iterator[Finding]:
             f"{text}, but {device.device_kind} has {limit / 2**30:.2f}: use lora, a larger mesh or "
             "a smaller policy"
         )
-    remedy = "'ragrl config plan' counts activations too"
-    yield Finding("ok", "memory", f"{text}; {remedy}")
+    yield Finding("ok", "memory", f"{text}; 'ragrl config plan' counts activations too")

@@ -38,11 +38,9 @@ class SampleRetriever(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """A name that no corpus has."""
         return "sample"
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """Returns k passages per query."""
         # A multiple of the length of the query, so that different queries have different passages.
         count = len(self.passages)
         first = (len(query) * 7919 % count for query in queries)
@@ -56,7 +54,6 @@ class FixedLLM:
     name = "fixed"
 
     def complete(self, requests: Sequence[LLMRequest]) -> list[str]:
-        """Returns a reply per request."""
         return ["The answer is not known." for _ in requests]
 
 
