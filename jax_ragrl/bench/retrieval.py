@@ -84,9 +84,6 @@ def sections(
     """Returns the config section `index` of each retriever in `SECTIONS`, by its name.
 
     `candidates` are the hits that the two pipelines fuse and rerank; 0: as in `HYBRID`.
-
-    Raises:
-      UserError: a name is unknown, or the reranker or its language model is missing.
     """
     for name in names:
         one_of("--retrievers", name, SECTIONS)
@@ -107,11 +104,7 @@ def sections(
 
 
 def parse_set(text: str) -> list[DataSet]:
-    """Parses `[NAME=]QUESTIONS@CORPUS`, or a folder of sets.
-
-    Raises:
-      UserError: a set has no corpus, or a folder holds no set.
-    """
+    """Parses `[NAME=]QUESTIONS@CORPUS`, or a folder of sets."""
     data = parse_data(text)
     if data.corpus is not None:
         return [data]
@@ -128,9 +121,6 @@ def sets_in(folder: pathlib.Path) -> list[DataSet]:
 
     In a subfolder, the corpus is the largest file with "corpus" in its name, and the questions are
     the first file of the others, in alphabetical order, that holds questions with gold passages.
-
-    Raises:
-      UserError: there are no such sets.
     """
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
     sets = [_set_in(path) for path in (subfolders if not _is_beir(folder) else [folder])]
@@ -167,11 +157,7 @@ def _has_gold(path: pathlib.Path) -> bool:
 
 
 def open_set(data: DataSet, workdir: pathlib.Path, limit: int = 0) -> GoldSet:
-    """Reads the first `limit` questions of a set that name gold passages (0: all), and its corpus.
-
-    Raises:
-      UserError: no question names gold passages, or a file cannot be read.
-    """
+    """Reads the first `limit` questions of a set that name gold (0: all), and its corpus."""
     assert data.corpus is not None, "parse_set sets it"
     questions = [question for question in load_questions(data.questions) if question.gold]
     if not questions:
@@ -187,17 +173,12 @@ def bench_retrieval(
     limit: int = 0,
     llm: str = "",
 ) -> list[Row]:
-    """Measures each retriever on each set.
+    """Measures each retriever, of `sections`, on each set.
 
-    Args:
-      sets: the sets, with distinct names.
-      retrievers: the result of `sections`.
-      workdir: holds indexes and finished cells (resumable).
-      limit: number of questions per set, from the first; 0 = all.
-      llm: the language model of a listwise reranker, see `parse_llm`; empty: none.
+    `workdir` holds indexes and finished cells (resumable); `limit` is the number of questions per
+    set, from the first (0: all); `llm` the model of a listwise reranker, see `parse_llm`.
 
-    Returns:
-      One row per set and retriever, in order; a row that could not be measured has an `error`.
+    Returns one row per set and retriever, in order; one that could not be measured has an `error`.
     """
     names = [data.name for data in sets]
     if repeated_names := [name for name in names if names.count(name) > 1]:

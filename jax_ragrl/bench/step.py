@@ -12,7 +12,7 @@ import dataclasses
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -31,14 +31,10 @@ from jax_ragrl.run.build import build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.models import mesh_for
 from jax_ragrl.run.parts import Components
+from jax_ragrl.runtime.compile_cache import compile_seconds
 from jax_ragrl.training.setup import acting_environment, method_of, prepare_policies
 from jax_ragrl.training.step import learn, roll_out, turns_to_train
 from jax_ragrl.types import Question
-
-Interval = tuple[float, float]
-
-
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # JAX reports seconds with it
 
 
 def bench_step(
@@ -46,20 +42,13 @@ def bench_step(
 ) -> dict[str, Any]:
     """Measures training steps after a first one, which compiles most programs.
 
-    Args:
-      job: the job of the config.
-      workdir: folder with an index, or an empty folder.
-      repeats: number of measured steps.
-      shape: architecture of policies with random weights, instead of the job's policies. Their
-        outputs are noise, which ends unforced rollouts early.
+    `workdir` holds an index, or is empty. `shape` is the architecture of policies with random
+    weights, whose outputs are noise, which ends unforced rollouts early.
 
     Returns:
       Per step, the seconds of the rollout, of the calls in it, of the updates and of compilation,
       their shares of the step, the tokens of all training contexts, and the busy share of the
       devices while nothing compiles (None on a CPU). Once, the peak memory in bytes.
-
-    Raises:
-      UserError: the job has stale rollouts.
     """
     if job.run.staleness:
         raise UserError(
@@ -138,8 +127,7 @@ def _measure_step(
 ) -> tuple[Policies, dict[str, Any]]:
     """Measures one step of `training.step`, without logging, checkpoints and evaluation."""
     # Compilation is not a separate phase: JAX compiles within the first call of each program.
-    compilation = _CompileTimer()
-    method = method_of(job)
+    method, compile_start = method_of(job), compile_seconds()
     start = time.perf_counter()
     environment = acting_environment(job, components, policies)
     waiting = WaitingTimes()
@@ -156,35 +144,14 @@ def _measure_step(
         "rollout_s": rollout_end - start,
         **{f"rollout/{name}_s": x for name, x in seconds.items()},
         "update_s": step_end - rollout_end,
-        "compile_s": compilation.stop(),
+        "compile_s": compile_seconds() - compile_start,
     }
     tokens = sum(len(turn.context()) for turn in turns if turn.role in method.roles(step))
-    facts = {name: round(x, 4) for name, x in (times | _shares(times)).items()}
+    # Calls that overlap may add up to more than 1.
+    shares = {name.replace("_s", "_share"): x / times["step_s"] for name, x in times.items()}
+    del shares["step_share"]
+    facts = {name: round(x, 4) for name, x in (times | shares).items()}
     return policies, facts | {"turns": len(turns), "tokens": tokens}
-
-
-def _shares(times: Mapping[str, float]) -> dict[str, float]:
-    """Returns the share of a step of each part; calls that overlap may add up to more than 1."""
-    return {
-        name.replace("_s", "_share"): x / times["step_s"]
-        for name, x in times.items()
-        if name != "step_s"
-    }
-
-
-class _CompileTimer:
-    """Sums up the seconds of JAX compilation until `stop`."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        jax.monitoring.register_event_duration_secs_listener(self._add)
-
-    def _add(self, event: str, duration_secs: float, **_: str | int) -> None:
-        self._seconds += duration_secs if event == COMPILE_EVENT else 0.0
-
-    def stop(self) -> float:
-        jax.monitoring.unregister_event_duration_listener(self._add)
-        return self._seconds
 
 
 def busy_seconds(folder: pathlib.Path) -> float:
@@ -208,7 +175,7 @@ def _mean_busy_seconds(planes: Iterable[Any]) -> float:
     return sum(seconds) / len(seconds) if seconds else 0.0
 
 
-def union_length(spans: Sequence[Interval]) -> float:
+def union_length(spans: Sequence[tuple[float, float]]) -> float:
     """The length of the union of intervals."""
     total, end = 0.0, float("-inf")
     # Sorted by start, an interval adds only its part beyond the latest end so far.

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +32,7 @@ from jax_ragrl.learner.update import optimize
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.published import published_config
+from jax_ragrl.runtime import memory
 
 # Without a critic and without KL: the step then has one model.
 OBJECTIVE = Objective(critic="none", advantage="group_normalised", kl=KL("none"))
@@ -113,7 +112,14 @@ def bench_train(
 
 
 def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
-    groups, layout = _grouped_rows(work) if name == "grouped" else _ungrouped_rows(work)
+    turns = work.turns()
+    if name == "grouped":
+        layout = _layout(work, work.prompts, work.prompt + work.siblings * work.new)
+        groups = group_turns(turns, layout)
+    else:
+        # One action per row: the row length has no room for a second.
+        layout = _layout(work, work.prompts * work.siblings, work.prompt + work.new)
+        groups = [group for turn in turns for group in group_turns([turn], layout)]
     batches = lay_out(groups, ("role",), layout)
     decoder = Decoder(work.config(), rngs=nnx.Rngs(0))
     # With learning rate 0 all steps do the same work.
@@ -128,7 +134,10 @@ def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
     )
     # The policy has its own copy of the weights; the peak must not include both.
     del decoder
-    targets = [_targets(batch, len(groups)) for batch in batches]
+    targets = []
+    for batch in batches:
+        ones_RM = batch.rows.mask_RM.astype(np.float32)
+        targets.append(Targets(advantage=ones_RM, weight=ones_RM / len(groups)))
     temperature, rows = jax.device_put(np.float32(1.0)), [jax.device_put(b.rows) for b in batches]
     # Scored before the update, which donates the buffers of these parameters.
     model = policy.spec.policy.with_params(policy.state.policy.params)
@@ -171,30 +180,11 @@ def _throughput(
     }
 
 
-def _grouped_rows(work: TrainWork) -> tuple[list[Group], Layout]:
-    layout = _layout(work, work.prompts, _round_up(work.prompt + work.siblings * work.new))
-    return group_turns(work.turns(), layout), layout
-
-
-def _ungrouped_rows(work: TrainWork) -> tuple[list[Group], Layout]:
-    """One action per row: the row length has no room for a second."""
-    layout = _layout(work, work.prompts * work.siblings, _round_up(work.prompt + work.new))
-    return [group for turn in work.turns() for group in group_turns([turn], layout)], layout
-
-
-def _layout(work: TrainWork, rows: int, length: int) -> Layout:
+def _layout(work: TrainWork, rows: int, tokens: int) -> Layout:
     """Rows split into equal batches, so that the last batch has hardly any padding."""
+    length = -(-tokens // 64) * 64
     batches = -(-rows // max(1, work.tokens // length))
     return Layout((length,), -(-rows // batches) * length)
-
-
-def _round_up(size: int, multiple: int = 64) -> int:
-    return -(-size // multiple) * multiple
-
-
-def _targets(batch: Batch, groups: int) -> Targets:
-    ones_RM = batch.rows.mask_RM.astype(np.float32)
-    return Targets(advantage=ones_RM, weight=ones_RM / groups)
 
 
 def _stepper(
@@ -270,7 +260,4 @@ def matrix_product_flops(dtype: str) -> float:
 def peak_bytes() -> int:
     """The peak of allocated memory of the device; of resident memory of the process on a CPU."""
     stats = jax.devices()[0].memory_stats() or {}
-    # `ru_maxrss` is in bytes on macOS and in kilobytes on Linux.
-    unit = 1 if sys.platform == "darwin" else 1024
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return int(stats.get("peak_bytes_in_use", resident))
+    return int(stats.get("peak_bytes_in_use", memory.peak_bytes()))

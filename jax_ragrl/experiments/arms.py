@@ -134,7 +134,6 @@ class Cell(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of the folder of the cell."""
         return f"{self.arm}-t{self.training}-w{self.world}-s{self.warm_start}"
 
     @property
@@ -144,11 +143,7 @@ class Cell(NamedTuple):
 
 
 def load_experiment(file: pathlib.Path) -> Experiment:
-    """Reads the config file of an experiment, see `Experiment`.
-
-    Raises:
-      UserError: the file is not the config of an experiment.
-    """
+    """Reads the config file of an experiment; `UserError` for any other file."""
     values = load_config(file, [])
     arms = {name: build(Arm, arm, f"arms.{name}") for name, arm in values.pop("arms", {}).items()}
     return build(Experiment, {**values, "arms": arms}, "experiment")
@@ -185,13 +180,9 @@ def run_cells(
 ) -> dict[Cell, dict[str, Any]]:
     """Trains and evaluates cells that are not finished in `out`.
 
-    Each has a folder there, and each warm-up, which cells share.
-
-    Returns:
-      The rows of the cells, see `run_cell`, with what `measures.with_facts` adds.
-
-    Raises:
-      UserError: a config is not valid, or not that of a finished cell; no cell has started.
+    Each has a folder there, and each warm-up, which cells share. Returns the rows of the cells, see
+    `run_cell`, with what `measures.with_facts` adds. `UserError`, before any cell starts, if a
+    config is not valid, or not that of a finished cell.
     """
     experiment = with_training_arms(experiment)
     # All configs are read before the first training, so that a mistake costs nothing.
@@ -249,12 +240,9 @@ def warm_folder(experiment: Experiment, cell: Cell, out: pathlib.Path) -> pathli
 
 
 def check_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> None:
-    """Checks that a finished cell and the stages before it had the present configs.
+    """Raises `UserError` unless a finished cell, and the stages before it, had the present configs.
 
     The experiment is that of `with_training_arms`, here and in `run_cell`.
-
-    Raises:
-      UserError: a config has changed, so that the scores belong to another arm.
     """
     arm, origin = experiment.arms[cell.arm], training_cell(experiment, cell)
     folder, former_out = out / cell.folder, _former_out(arm, out / cell.folder, out)
@@ -289,9 +277,8 @@ def _training_settings(experiment: Experiment, cell: Cell, out: pathlib.Path) ->
 def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
     """Trains and evaluates one cell, or reads its finished row.
 
-    Returns:
-      The scores per question and summary of `result_row`, `questions` (their fingerprint), the
-      `totals` of the training and its `wall_s`.
+    It has the scores per question and summary of `result_row`, `questions` (their fingerprint), the
+    `totals` of the training and its `wall_s`.
     """
     folder = out / cell.folder
     if (file := folder / "cell.json").is_file():
@@ -307,7 +294,11 @@ def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str,
         save_config(folder / TRAINING, settings, renew=True)
         row = answer_again(values, arm.strategy, out / origin.folder, folder)
     else:
-        _ensure_policy(experiment, cell, out)
+        if arm.warm_up:
+            ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(experiment, cell, out))
+        if arm.sft:
+            start_values = _values_before_imitation(experiment, cell, out)
+            ensure_imitation(start_values, arm.sft, arm.demos, folder)
         row = train_and_evaluate(values, folder)
     # Written last, so that the file marks a finished cell.
     row["wall_s"] = round(time.perf_counter() - start, 1)
@@ -315,25 +306,13 @@ def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str,
     return row
 
 
-def _ensure_policy(experiment: Experiment, cell: Cell, out: pathlib.Path) -> None:
-    """Makes the policy that a cell starts from, unless it exists."""
-    arm = experiment.arms[cell.arm]
-    if arm.warm_up:
-        ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(experiment, cell, out))
-    if arm.sft:
-        values = _values_before_imitation(experiment, cell, out)
-        ensure_imitation(values, arm.sft, arm.demos, out / cell.folder)
-
-
 def finished_part(
     experiment: Experiment, out: pathlib.Path
 ) -> tuple[Experiment, dict[Cell, dict[str, Any]]]:
     """Returns the finished cells of an experiment, and the experiment of the arms that have some.
 
-    An arm counts if it shares seeds with a finished cell of the baseline.
-
-    Raises:
-      UserError: no cell of the baseline is finished, or a cell had another config.
+    An arm counts if it shares seeds with a finished cell of the baseline. `UserError` if none is
+    finished, or a cell had another config.
     """
     files = {cell: out / cell.folder / "cell.json" for cell in cells_of(experiment)}
     files = {cell: file for cell, file in files.items() if file.is_file()}
@@ -360,9 +339,6 @@ def share_of(experiment: Experiment, number: int, count: int) -> list[Cell]:
     """Returns the cells of process `number` of `count`, from 1, such as a task of a Slurm array.
 
     Cells that share a training are in one share.
-
-    Raises:
-      UserError: `number` is not from 1 to `count`.
     """
     if not 1 <= number <= count:
         raise UserError(f"share {number}/{count}: the first number is from 1 to the second one")

@@ -83,14 +83,9 @@ def load_claims() -> list[Claim]:
 
 def _claim(values: Mapping[str, Any]) -> Claim:
     place, metric = f"claim {values.get('number')}", values.get("metric", "f1")
-    arms = {
-        name: build(Arm, arm, f"{place}: arms.{name}")
-        for name, arm in values.get("arms", {}).items()
-    }
-    pairs = tuple(
-        build(Pair, _pair_values(pair, metric), f"{place}: pairs")
-        for pair in values.get("pairs", ())
-    )
+    sections, names = values.get("arms", {}), values.get("pairs", ())
+    arms = {name: build(Arm, arm, f"{place}: arms.{name}") for name, arm in sections.items()}
+    pairs = tuple(build(Pair, _pair_values(x, metric), f"{place}: pairs") for x in names)
     fields = {name: value for name, value in values.items() if name != "metric"}
     return build(Claim, {**fields, "arms": arms, "pairs": pairs}, place)
 
@@ -112,10 +107,8 @@ def experiment_of(claim: Claim, seeds: Sequence[int], world: int) -> Experiment:
 def decide(claim: Claim, rows: Mapping[Cell, Mapping[str, Any]]) -> dict[str, Any]:
     """Decides a claim by the finished cells of its experiment.
 
-    Returns:
-      `verdict`, and `pairs`: the comparison of each one, see `comparison.compare_pair`, with its
-      `text` and `verdict`. A claim holds if every pair does, and does not hold if one does not; the
-      p-values are adjusted for the family of all pairs.
+    Returns `verdict`, and `pairs`: the comparison of each one, see `comparison.compare_pair`, with
+    its `text` and `verdict`. A claim holds if every pair does, and does not hold if one does not.
     """
     keys = {name: arm_key(arm) for name, arm in claim.arms.items()}
 
@@ -145,13 +138,7 @@ def reproduce(
     """Runs the experiments of claims and writes `claims.json` and `claims.md`.
 
     Finished cells are kept, and arms that claims share are trained once. Both files also keep the
-    claims of earlier calls.
-
-    Returns:
-      The row of each claim, see `run_claim`.
-
-    Raises:
-      UserError: pytest is not installed, or cannot run the tests of a claim.
+    claims of earlier calls. Returns the row of each claim, see `run_claim`.
     """
     if any(claim.tests for claim in claims):
         _has_tests()  # an experiment before the tests may take hours
@@ -174,12 +161,10 @@ def load_results(file: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int) -> dict[str, Any]:
-    """Decides a claim.
+    """Decides a claim; returns JSON values.
 
-    Returns:
-      JSON values: the fields of the claim without arms, `verdict`, `pairs` (see `decide`), `proof`
-      (the verdict of its tests), and how it was measured: `seeds`, `world`,
-      `command`, `commit` and `device`.
+    These are the fields of the claim without arms, `verdict`, `pairs` (see `decide`), `proof` (the
+    verdict of its tests), and how it was measured: `seeds`, `world`, `command`, `commit`, `device`.
     """
     row = {name: getattr(claim, name) for name in ("number", "statement", "source", "missing")}
     row |= {"tests": list(claim.tests), "verdict": OPEN, "pairs": []}
@@ -199,8 +184,7 @@ def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int)
 def prove(tests: Sequence[str]) -> str:
     """Runs tests of the checkout; returns `HOLDS`, `FAILS`, or `OPEN` without a checkout.
 
-    Raises:
-      UserError: pytest is not installed, or cannot run the tests.
+    `UserError` if pytest is not installed, or cannot run the tests.
     """
     if not _has_tests():
         return OPEN
@@ -209,7 +193,9 @@ def prove(tests: Sequence[str]) -> str:
     process = subprocess.run(command, cwd=CONFIGS.parent, **options)
     # Other codes do not concern the claim: pytest was interrupted, or there is no such test.
     if process.returncode not in VERDICTS:
-        cause = _last_error(f"{process.stdout}\n{process.stderr}")
+        lines = f"no output\n{process.stdout}\n{process.stderr}".split("\n")
+        lines = [line.strip() for line in lines if line.strip()]
+        cause = next((x for x in reversed(lines) if x.startswith("ERROR")), lines[-1])
         raise UserError(
             f"pytest could not run {' '.join(tests)} (exit code {process.returncode}: {cause}): "
             f"run {' '.join(command)!r} in {CONFIGS.parent}, and correct the cause"
@@ -218,12 +204,6 @@ def prove(tests: Sequence[str]) -> str:
 
 
 VERDICTS = {0: HOLDS, 1: FAILS}  # by the exit code of pytest
-
-
-def _last_error(output: str) -> str:
-    """Returns the last line of the output of pytest that begins with ERROR, or the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
-    return next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
 
 
 def _has_tests() -> bool:
@@ -272,7 +252,7 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evidence_of(row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Returns the evidence of a claim: what, the difference, what could be seen, the verdict."""
+    """Returns lines of what, the difference, what could be seen, and the verdict."""
     lines = [(f"test `{test}`", "", "", row["proof"]) for test in row["tests"]]
     for pair in row["pairs"]:
         difference = "{:+.2f} [{:.2f}, {:.2f}]".format(pair["mean"], *pair["ci95"])

@@ -38,9 +38,6 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
       the mean difference in points, its 95 % interval over seeds and questions, the p-value before
       and after the adjustment for all comparisons, the smallest difference that could be seen (nan:
       unknown), and a verdict.
-
-    Raises:
-      UserError: arms were asked different questions.
     """
     # All metrics and arms are one family: each is a chance to find a difference.
     comparisons = adjust_for_family(
@@ -65,12 +62,8 @@ def adjust_for_family(pairs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
     """Compares two arms on the questions and seeds that both have.
 
-    Returns:
-      The fields of one of the `comparisons` of `compare`, before the adjustment. `p` is of the
-      difference that the pair's kind tests, see `Pair.boundary`.
-
-    Raises:
-      UserError: as in `paired_differences`.
+    Returns the fields of one of the `comparisons` of `compare`, before the adjustment. `p` is of
+    the difference that the pair's kind tests, see `Pair.boundary`.
     """
     differences = paired_differences(pair, rows)
     mean, low, high, p = _interval_and_p(pair, differences)
@@ -124,19 +117,17 @@ def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.
     if not pairs:
         names = f"{pair.first} and {pair.second}"
         raise UserError(f"arms {names} have no finished cell of equal seeds")
+    differences = {}
     for seeds, (first, second) in pairs.items():
         if first["questions"] != second["questions"]:
             raise UserError(
                 f"arms {pair.first} and {pair.second} answered other test questions with the seeds "
                 f"{seeds}: give both the same data"
             )
-    return {seeds: _differences(pair, *both) for seeds, both in pairs.items()}
-
-
-def _differences(pair: Pair, first: Mapping[str, Any], second: Mapping[str, Any]) -> np.ndarray:
-    baseline_Q = values_of(second, pair.second_metric or pair.metric)
-    difference = values_of(first, pair.metric) - baseline_Q
-    return np.where(question_mask(first, pair.among), difference, np.nan)
+        baseline_Q = values_of(second, pair.second_metric or pair.metric)
+        difference_Q = values_of(first, pair.metric) - baseline_Q
+        differences[seeds] = np.where(question_mask(first, pair.among), difference_Q, np.nan)
+    return differences
 
 
 def mean_by_question(differences: Mapping[tuple[int, int, int], np.ndarray]) -> np.ndarray:
@@ -154,10 +145,7 @@ def by_world(differences: Mapping[tuple[int, int, int], np.ndarray]) -> list[lis
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
-    """Returns the verdict of a comparison: `higher`, `lower` or `undecided`.
-
-    Both the interval over seeds and questions and the adjusted test must exclude 0.
-    """
+    """Returns the verdict of a comparison: `higher`, `lower` or `undecided`, see `decide`."""
     undecided = f"undecided (could be seen: {points(comparison['detectable'])})"
     # The rule of a claim that the arm is higher.
     decision = decide(Pair(comparison["arm"], comparison["over"]), comparison)
@@ -175,26 +163,18 @@ def _arm_summary(arm: str, metrics: Sequence[str], rows: Rows) -> dict[str, Any]
         metric: round(float(np.mean([np.nanmean(values_of(row, metric)) for row in own])), 2)
         for metric in metrics
     }
-    return {"cells": len(own), "scores": scores, "totals": totals, "means": _mean_of_means(own)}
-
-
-def _mean_of_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the mean of each metric of roles over the cells that have it."""
     values: dict[str, list[float]] = {}
-    for row in rows:
+    for row in own:
         for name, x in row.get("training", {}).items():
             # Runs with several policies have the name of the policy before that of the metric.
             if any(part in f"/{name}" for part in ROLE_METRICS):
                 values.setdefault(name, []).append(x)
-    return {name: round(float(np.mean(xs)), 4) for name, xs in values.items()}
+    means = {name: round(float(np.mean(xs)), 4) for name, xs in values.items()}
+    return {"cells": len(own), "scores": scores, "totals": totals, "means": means}
 
 
 def write_comparison(experiment: Experiment, rows: Rows, out: pathlib.Path) -> str:
-    """Compares the arms; writes `experiment.json` and `experiment.md`.
-
-    Returns:
-      The page in Markdown.
-    """
+    """Compares the arms; writes `experiment.json` and `experiment.md`, which it returns."""
     result = compare(experiment, rows)
     write_json(out / "experiment.json", result)
     text = page(result)

@@ -38,15 +38,10 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     If the system selects a strategy per question, each strategy is also evaluated alone, with the
     policy before and after training. Parts that already exist in `workdir` are resumed.
 
-    Returns:
-      The content of `summary.json`. Scores are in percent, on the same held-out questions: the
-      recipe's metric or, if there is a judge, the judge's verdict. `gain` is over the best row
-      without reinforcement learning, `gain_over_fixed` over the best fixed strategy of the trained
-      policy.
-
-    Raises:
-      UserError: the environment failed on every held-out question, or `workdir` holds results of
-        other questions.
+    Returns the content of `summary.json`. Scores are in percent, on the same held-out questions:
+    the recipe's metric or, if there is a judge, the judge's verdict. `gain` is over the best row
+    without reinforcement learning, `gain_over_fixed` over the best fixed strategy of the trained
+    policy.
     """
     start = time.perf_counter()
     components = build_components(job, workdir)
@@ -70,18 +65,13 @@ def evaluations(
     questions: tuple[Question, ...],
     name: str,
 ) -> dict[str, Callable[[], Result]]:
-    """Returns the evaluations of policies as they are, and with each fixed strategy.
-
-    Returns:
-      Evaluations by row: `name`, and `name: always STRATEGY` per fixed strategy of the system.
-    """
-    strategies = {
-        key: system
+    """Returns evaluations of policies by row: `name`, and each `name: always STRATEGY`."""
+    systems = {name: None} | {
+        f"{name}: always {key}": system
         for key, system in job.recipe.fixed_strategies.items()
         # A system without roles gives equal answers before and after training.
         if job.run.fixed_strategies and (system.roles or name == "warm_start")
     }
-    systems = {name: None} | {f"{name}: always {key}": system for key, system in strategies.items()}
 
     def evaluation(system: System | None) -> Callable[[], Result]:
         return lambda: evaluate_models(job, components, models, questions, system)
@@ -100,11 +90,7 @@ def evaluate_baselines(
 ) -> dict[str, Any]:
     """Evaluates the systems without training, or reads their scores when a run resumes.
 
-    Returns:
-      One row per system, see `result_row`.
-
-    Raises:
-      UserError: the environment failed on every question of a system.
+    Returns one row per system, see `result_row`.
     """
     # One process reads for all: with different views of the folder, hosts would diverge here.
     rows = on_process_zero(lambda: json.loads(file.read_text("utf-8")) if file.exists() else {})
@@ -130,11 +116,7 @@ def evaluate_trained(
 ) -> dict[str, Any]:
     """Evaluates the trained policies, or reads their scores when a run resumes.
 
-    Returns:
-      One row per evaluation, see `evaluations` and `result_row`.
-
-    Raises:
-      UserError: the environment failed on every question.
+    Returns one row per evaluation, see `evaluations` and `result_row`.
     """
     file = workdir / "trained.json"
     key = {"asked": fingerprint(questions), "steps": _steps_taken(job, workdir)}
@@ -255,11 +237,8 @@ def gain_over_best(
 def paired_gain(before: Sequence[float], after: Sequence[float] | np.ndarray) -> dict[str, Any]:
     """The gain of a policy over another policy on the same questions in the same order.
 
-    Only pairs in which both scores are finite count: the environment may have failed on a question.
-
-    Returns:
-      `trained`: mean of `after`; `mean`: mean difference; `ci95`: its 95 % bootstrap interval, all
-      in percent or None without pairs; `pairs`: number of questions that count.
+    Returns `trained`: mean of `after`; `mean`: mean difference; `ci95`: its 95 % bootstrap
+    interval, all in percent or None without pairs; `pairs`: number of questions with both scores.
     """
     before_Q, after_Q = np.array(before, np.float64), np.asarray(after, np.float64)
     # Failed questions have no score: None in JSON becomes nan here.

@@ -35,9 +35,8 @@ FAULTS, STRATEGY, MISTAKE, TRAINING = "malformed", "strategy", "mistake", "train
 def with_facts(row: Mapping[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """Returns the row of a cell with facts from the other files of its folder.
 
-    Returns:
-      The row with `facts`, one per question (see `facts_of`), and `training`: the mean of each
-      metric over the steps; both are empty if there are no such files.
+    These are `facts`, one per question (see `facts_of`), and `training`: the mean of each metric
+    over the steps; both are empty if there are no such files.
     """
     # Only facts are kept: the traces of all cells together would fill the memory.
     predictions = read_rows(folder / FOLDER / "test.jsonl")
@@ -93,19 +92,22 @@ def title_of(measure: str) -> str:
 
 
 def values_of(row: Mapping[str, Any], measure: str) -> np.ndarray:
-    """Returns a measure of a cell.
+    """Returns a measure of a cell; `UserError` if it has none.
 
-    Returns:
-      float64 `[Q]`, NaN for questions on which the environment failed; `[1]` for a measure of the
-      training.
-
-    Raises:
-      UserError: the cell has no such measure.
+    float64 `[Q]`, NaN for questions on which the environment failed; `[1]` for a measure of the
+    training.
     """
     if measure in row["scores"]:
         return 100 * np.array(row["scores"][measure], np.float64)  # None becomes NaN
     if is_of_training(measure):
-        return _of_training(row, measure.removeprefix(TRAINING))
+        metric, means = measure.removeprefix(TRAINING), row.get("training", {})
+        if metric not in means:
+            raise UserError(
+                f"the training has no metric {metric!r}: use one of metrics.jsonl, such as "
+                f"{', '.join(sorted(means)[:5]) or 'none of this arm, which shares a training'}"
+            )
+        # Differences are rounded to hundredths, which would hide differences of fractions.
+        return np.array([means[metric] * (100 if _is_fraction(metric) else 1)])
     facts, (name, equals, value) = row.get("facts", []), measure.partition("=")
     if equals and name in (STRATEGY, MISTAKE):
         return np.array([np.nan if f["failed"] else 100.0 * (f[name] == value) for f in facts])
@@ -118,26 +120,10 @@ def values_of(row: Mapping[str, Any], measure: str) -> np.ndarray:
     raise UserError(f"there is no metric {measure!r}: use one of {', '.join(names)}")
 
 
-def _of_training(row: Mapping[str, Any], metric: str) -> np.ndarray:
-    means = row.get("training", {})
-    if metric not in means:
-        raise UserError(
-            f"the training has no metric {metric!r}: use one of metrics.jsonl, such as "
-            f"{', '.join(sorted(means)[:5]) or 'none of this arm, which shares a training'}"
-        )
-    # Differences are rounded to hundredths, which would hide differences of fractions.
-    return np.array([means[metric] * (100 if _is_fraction(metric) else 1)])
-
-
 def question_mask(row: Mapping[str, Any], among: str) -> np.ndarray:
-    """Returns which questions of a cell count, bool `[Q]`.
+    """Returns which questions of a cell (see `with_facts`) count, bool `[Q]`.
 
-    Args:
-      row: see `with_facts`.
-      among: `hops=1,2` or `kind=NAME`; empty: all.
-
-    Raises:
-      UserError: no question is of that kind.
+    `among` is `hops=1,2` or `kind=NAME`, or empty for all. `UserError` if it is none of them.
     """
     if not among:
         return np.array(True)

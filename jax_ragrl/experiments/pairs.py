@@ -66,9 +66,8 @@ class Pair:
 def decide(pair: Pair, comparison: Mapping[str, Any]) -> str:
     """Decides a pair: both the interval and the adjusted test must exclude the boundary.
 
-    Returns:
-      `HOLDS`, `FAILS` or `UNDECIDED`. Arms that differ in the other direction contradict a claim
-      that has a direction; a difference below the margin contradicts a claim that there is one.
+    Arms that differ in the other direction contradict a claim that has a direction; a difference
+    below the margin contradicts a claim that there is one.
     """
     low, high = comparison["ci95"]
     above, below = low > pair.boundary, high < pair.boundary

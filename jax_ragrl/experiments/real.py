@@ -52,13 +52,8 @@ def real_quickstart(
 ) -> dict[str, Any]:
     """Runs all stages that are not finished in `workdir`.
 
-    Returns:
-      The content of `summary.json`, see `quickstart`; also `accuracy.supervised` and
-      `gain_over_supervised`.
-
-    Raises:
-      UserError: a model is not installed, the config is not valid, or `workdir` holds a warm start
-        of another config.
+    Returns the content of `summary.json`, see `quickstart`; also `accuracy.supervised` and
+    `gain_over_supervised`. `UserError` if `workdir` holds a warm start of another config.
     """
     start = load_job(values)
     resolve_model(start.policy, weights=False)  # before the work of minutes
@@ -90,12 +85,7 @@ def real_quickstart(
 
 
 def claim_warm_start(settings: Mapping[str, Any], workdir: pathlib.Path) -> None:
-    """Saves the settings of the warm start, or checks that they are the same as before.
-
-    Raises:
-      UserError: `workdir` holds demonstrations or a warm start of other settings, or another
-        process begins there.
-    """
+    """Saves the settings of the warm start; `UserError` if `workdir` has others, or is in use."""
     folder, demos = workdir / "warm", workdir / "demos.jsonl"
     # A first attempt that failed leaves an empty file.
     has_demos = demos.exists() and demos.stat().st_size > 0

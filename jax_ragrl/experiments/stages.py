@@ -46,13 +46,9 @@ DEMO_QUESTIONS = 400
 def check_unchanged(
     file: pathlib.Path, values: Mapping[str, Any], free: Collection[str] = ()
 ) -> None:
-    """Raises `UserError` if a stage ran with another config.
+    """Raises `UserError` if the config `file` of a stage, if it exists, has other values.
 
-    Args:
-      file: the saved config of the stage; without it, as in a copy of the rows alone, nothing is
-        compared.
-      values: the present config.
-      free: dotted keys (`config.a.b`) that may differ, in addition to places.
+    Places may differ, and the dotted keys `free` (`config.a.b`).
     """
     if file.is_file():
         check_saved_config(file, values, (*LOCATION_KEYS, *free), "--out")
@@ -62,9 +58,6 @@ def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
     """Runs a warm-up, or resumes it, unless its folder holds a finished one.
 
     If another process, such as another share of the experiment, runs it, this one waits for it.
-
-    Raises:
-      UserError: the folder holds a warm-up of another config.
     """
     done = folder / "done.json"
     lock_unless_done(folder, done)
@@ -86,11 +79,7 @@ def _warm_up_values(config: str, seed: int) -> dict[str, Any]:
 def ensure_imitation(
     values: Mapping[str, Any], config: str, author: str, folder: pathlib.Path
 ) -> None:
-    """Trains a policy on demonstrations, unless the folder holds the trained policy.
-
-    Raises:
-      UserError: the folder holds a policy of another config or author.
-    """
+    """Trains a policy on demonstrations, unless the folder holds the trained policy."""
     if (folder / IMITATION / "checkpoint").exists():
         check_imitation(values, config, author, folder)
         return
@@ -131,11 +120,7 @@ def train_and_evaluate(values: Mapping[str, Any], folder: pathlib.Path) -> dict[
 def answer_again(
     values: Mapping[str, Any], strategy: str, run_folder: pathlib.Path, folder: pathlib.Path
 ) -> dict[str, Any]:
-    """Evaluates the trained policies of a run with another config; returns the row of the answers.
-
-    Raises:
-      UserError: the system has no such strategy.
-    """
+    """Evaluates the trained policies of a run with another config; returns their row."""
     job = claim_workdir(values, folder)
     # Before models are loaded, which takes long.
     system = fixed_strategy(job, strategy) if strategy else None
@@ -148,11 +133,7 @@ def answer_again(
 
 
 def fixed_strategy(job: Job, name: str) -> System:
-    """Returns the system of a job with one strategy for every question.
-
-    Raises:
-      UserError: the system has no such strategy.
-    """
+    """Returns the system of a job with one strategy for every question."""
     systems = job.recipe.fixed_strategies
     if name not in systems:
         names = ", ".join(map(repr, systems)) or "none: this system selects no strategy"

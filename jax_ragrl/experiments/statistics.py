@@ -19,13 +19,9 @@ INTERVAL_ERRORS, DETECTABLE_ERRORS = 1.96, 1.96 + 0.84
 def detectable_difference(low: float, high: float) -> float:
     """Returns the smallest true difference that a test at 5 % would find in 80 % of experiments.
 
-    Args:
-      low, high: the 95 % interval of the measured difference, of which half the width is 1.96
-        standard errors if the difference is about normally distributed.
-
-    Returns:
-      The difference; nan if the interval has no width, as of arms that never differ, since then
-      nothing was measured about its error.
+    Half the width of the 95 % interval of a measured, about normally distributed difference is 1.96
+    standard errors. An interval without width, as of arms that never differ, gives nan: nothing was
+    measured about the error.
     """
     if low == high:
         return float("nan")
@@ -40,13 +36,8 @@ def points(value: float | None) -> str:
 def sign_flip_test(differences_Q: np.ndarray, samples: int = SAMPLES, seed: int = 0) -> float:
     """Returns the two-sided p-value of a mean difference by random sign flips (Fisher 1935).
 
-    Under the hypothesis that two arms are equal, the sign of the difference of each question is
-    random.
-
-    Args:
-      differences_Q: float64 `[Q]`, the mean difference of each question over seeds.
-      samples: the number of random flips.
-      seed: the seed of the flips.
+    Under the hypothesis that two arms are equal, the sign of the difference of each question, which
+    is its mean over seeds, is random.
     """
     rng = np.random.default_rng(seed)
     nonzero_Q = differences_Q[differences_Q != 0]  # others never change a sum
@@ -59,13 +50,9 @@ def sign_flip_test(differences_Q: np.ndarray, samples: int = SAMPLES, seed: int 
 
 
 def seed_interval(differences_S: np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of one difference per seed, with its 95 % interval by Student's t.
+    """Returns (mean, low, high): the mean over seeds and its 95 % interval by Student's t.
 
-    Args:
-      differences_S: float64 `[S]`. With fewer than two seeds the interval is infinite.
-
-    Returns:
-      (mean, low, high).
+    With fewer than two seeds the interval is infinite.
     """
     mean, half = float(differences_S.mean()), float("inf")
     if (count := len(differences_S)) > 1:
@@ -75,11 +62,7 @@ def seed_interval(differences_S: np.ndarray) -> tuple[float, float, float]:
 
 
 def seed_test(differences_S: np.ndarray) -> float:
-    """Returns the two-sided p-value of a mean difference over seeds, by Student's t.
-
-    Args:
-      differences_S: float64 `[S]`, one difference per seed.
-    """
+    """Returns the two-sided p-value of a mean difference over seeds, by Student's t."""
     if len(differences_S) < 2:
         return 1.0
     # Differences that are equal but for rounding are either all 0 or certainly not.

@@ -70,15 +70,9 @@ ROLE_TITLES = {
     "response_length/": "Response length",
 }
 SMALL = (
-    *(
-        "role_reward/",
-        "frac_reward_zero_std",
-        "reward_order",
-        "retrieval/recall",
-        "valid_frac/",
-        "actions_per_rollout/",
-    ),
-    *("kl/", "entropy", "response_length/", "clip_frac", "grad_norm", "right"),
+    *("role_reward/", "frac_reward_zero_std", "reward_order", "retrieval/recall", "valid_frac/"),
+    *("actions_per_rollout/", "kl/", "entropy", "response_length/", "clip_frac", "grad_norm"),
+    "right",
 )
 REDUNDANT = ("entropy/old/mean",)  # equals "entropy", which is shown
 # The times of a step, by the name of their metric without `_s`. A step is its rollouts and its
@@ -128,10 +122,8 @@ class TreeView(NamedTuple):
 class Live(NamedTuple):
     """Additions to the report while it is served.
 
-    Fields:
-      version: changes when the run has written something.
-      message: the reason why the report is empty; may be empty.
-      explorer: whether the server has predictions to show.
+    `version` changes when the run has written something, `message` says why the report is empty,
+    and `explorer` whether the server has predictions to show.
     """
 
     version: str
@@ -140,7 +132,6 @@ class Live(NamedTuple):
 
     @property
     def script(self) -> Markup:
-        """The script of the page."""
         file = importlib.resources.files("jax_ragrl.report") / "live.js"
         return Markup(file.read_text(encoding="utf-8"))
 
@@ -154,14 +145,8 @@ def build_report(workdir: pathlib.Path) -> pathlib.Path:
     """Writes `workdir/report.html`: one file without scripts or external resources.
 
     Reads `metrics.jsonl` (one flat object per step). `summary.json` and `trees.jsonl` (one
-    `{"step", "trees"}` per line, with trees of `rollout.trace.trees`) may be missing.
-
-    Returns:
-      The path of the report.
-
-    Raises:
-      UserError: the metrics are missing, or a file cannot be read; the message names the file and
-        the command that creates it.
+    `{"step", "trees"}` per line, with trees of `rollout.trace.trees`) may be missing. `UserError`
+    if the metrics are missing, or a file cannot be read.
     """
     workdir = pathlib.Path(workdir)
     page = render(load_run(workdir))
@@ -344,11 +329,18 @@ def strategies(run: RunData) -> dict[str, Any] | None:
     test_shares = _numbers(run.summary.get("strategy_share") or {})
     dev_names = [key.removeprefix(SHARE) for key in keys_under(run.metrics, SHARE)]
     names = list(dict.fromkeys([*dev_names, *test_shares]))
-    names += _rollout_only(run, names)[: max(COLORS - len(names), 0)]
+    # Those of rollouts only, the ones with the most steps first.
+    counts = {key: len(curve(run.metrics, key).steps) for key in keys_under(run.metrics, REWARD)}
+    by_count = [key.removeprefix(REWARD) for key in sorted(counts, key=lambda k: -counts[k])]
+    names += [name for name in by_count if name not in names][: max(COLORS - len(names), 0)]
     shares = _shares(run, names)
     if not shares:
         return None
-    rewards = _strategy_rewards(run, names)
+    rewards = [
+        charts.Line(name, charts.smooth_curve(c, min_span=1), f"c{i % COLORS}")
+        for i, name in enumerate(names)
+        if (c := curve(run.metrics, f"{REWARD}{name}")).steps
+    ]
     size = {"width": charts.HALF if rewards else charts.FULL, "height": 230}
     bar = {name: test_shares.get(name, 0.0) for name in names}
     return {
@@ -359,33 +351,15 @@ def strategies(run: RunData) -> dict[str, Any] | None:
     }
 
 
-def _rollout_only(run: RunData, names: Sequence[str]) -> list[str]:
-    """The strategies that occur in rollouts only, those with the most steps first."""
-    counts = {key: len(curve(run.metrics, key).steps) for key in keys_under(run.metrics, REWARD)}
-    by_count = [key.removeprefix(REWARD) for key in sorted(counts, key=lambda k: -counts[k])]
-    return [name for name in by_count if name not in names]
-
-
 def _shares(run: RunData, names: Sequence[str]) -> dict[str, Curve]:
     """The share of each strategy at the steps that logged any; a missing share is 0."""
     keys = [f"{SHARE}{name}" for name in names]
     rows = [row for row in run.metrics if any(is_number(row.get(key)) for key in keys)]
-    full_rows = [{**dict.fromkeys(keys, 0.0), **_numbers(row)} for row in rows]
-    curves = {name: curve(full_rows, key) for name, key in zip(names, keys, strict=True)}
-    # No shares at all: a system without strategies.
-    if not rows:
+    if not rows:  # a system without strategies
         return {}
-    return {name: charts.smooth_curve(c, min_span=1) for name, c in curves.items()}
-
-
-def _strategy_rewards(run: RunData, names: Sequence[str]) -> list[charts.Line]:
-    """The mean reward of each strategy that the run logged."""
-    curves = {name: curve(run.metrics, f"{REWARD}{name}") for name in names}
-    return [
-        charts.Line(name, charts.smooth_curve(c, min_span=1), f"c{i % COLORS}")
-        for i, (name, c) in enumerate(curves.items())
-        if c.steps
-    ]
+    full_rows = [{**dict.fromkeys(keys, 0.0), **_numbers(row)} for row in rows]
+    pairs = zip(names, keys, strict=True)
+    return {name: charts.smooth_curve(curve(full_rows, key), min_span=1) for name, key in pairs}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,10 +189,7 @@ def share_bar(shares: Mapping[str, float], label: str) -> Markup:
 
 
 def small_chart(curve: Curve, label: str, *, share: bool) -> Markup:
-    """A small chart of a curve and its moving average.
-
-    The axis of shares ends at 1 and starts at a tenth below the lowest.
-    """
+    """A small chart of a curve and its moving average."""
     lowest, highest = min(curve.values), max(curve.values)
     # Shares near 1 differ by little, so their axis starts just below the lowest one.
     if share:

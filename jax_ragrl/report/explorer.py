@@ -34,11 +34,7 @@ TEXT_LIMITS = (4000, 1500, 600, 250, 100)
 def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathlib.Path:
     """Writes the explorer of all predictions in folders of runs or tables, or files; returns `out`.
 
-    Returns:
-      `out`.
-
-    Raises:
-      UserError: a source holds no predictions.
+    `UserError` if a source holds none.
     """
     out.write_text(explorer_page(sources), encoding="utf-8", errors="replace")
     return out
@@ -93,10 +89,7 @@ def has_pages(folder: pathlib.Path) -> bool:
 def prediction_files(source: pathlib.Path, name: str = "") -> list[tuple[str, pathlib.Path]]:
     """Returns the prediction files of a folder or file with their labels, in order of their names.
 
-    Labels begin with the name of the source, unless it is empty.
-
-    Raises:
-      UserError: there are none.
+    Labels begin with the name of the source, unless it is empty. `UserError` if there are none.
     """
     # One file may be compared as well, such as an evaluation before training.
     if source.is_file():
@@ -114,15 +107,8 @@ def prediction_files(source: pathlib.Path, name: str = "") -> list[tuple[str, pa
     return [(prefix + label, file) for label, file in zip(labels, files, strict=True)]
 
 
-QUESTION_FIELDS = ("id", "gold", "hops", "kind")  # fields of a question
-PREDICTION_FIELDS = (
-    "answer",
-    "scores",
-    "costs",
-    "finish_reason",
-    "strategy",
-    "faults",
-)  # of a prediction
+QUESTION_FIELDS = ("id", "gold", "hops", "kind")
+PREDICTION_FIELDS = ("answer", "scores", "costs", "finish_reason", "strategy", "faults")
 
 
 def merge(

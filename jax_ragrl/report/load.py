@@ -32,13 +32,7 @@ class Curve(NamedTuple):
 
 
 def load_run(workdir: pathlib.Path) -> RunData:
-    """Reads the files of a run; only the metrics must exist (`ragrl train` writes no summary).
-
-    Without a training step there are no metrics either.
-
-    Raises:
-      UserError: the metrics are missing, or a file cannot be read.
-    """
+    """Reads the files of a run, of which only the metrics must exist, else `UserError`."""
     trees = workdir / TREES
     summary, config = (
         read_object(file, _remedy(file)) if file.is_file() else {}

@@ -87,10 +87,7 @@ def _place(node: TreeNode, level: int, rows: Iterator[int]) -> None:
 
 
 def draw_tree(roots: Sequence[TreeNode], scale: Scale, anchor: str) -> Markup:
-    """Draws a tree from left to right.
-
-    Circles are actions, squares are leaves, and the color is the credit.
-    """
+    """Draws a tree from left to right: actions as circles, leaves as squares, credit as color."""
     nodes = [node for root in roots for node in root.walk()]
     if not nodes:
         return Markup("")
@@ -116,10 +113,7 @@ def _edge(a: tuple[float, float], b: tuple[float, float]) -> Markup:
 
 
 def _mark(node: TreeNode, scale: Scale, anchor: str) -> Markup:
-    """A node's shape with a tooltip, which links to the node's text, and its label.
-
-    The label is the answer to the right of a leaf, or the role above an action.
-    """
+    """A node's shape with a tooltip, which links to the node's text, and its label."""
     record, (x, y) = node.record, _position(node)
     side, strength = scale.tint(record.get("credit"))
     title = element("title", caption(record))

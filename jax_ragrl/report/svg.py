@@ -12,10 +12,7 @@ LETTER = 6.5  # pixels, a letter of a tick on average
 
 
 class Frame(NamedTuple):
-    """A plot of `width` x `height` pixels whose inner area shows `x0..x1` x `y0..y1`.
-
-    All lengths are in pixels.
-    """
+    """A plot of `width` x `height` pixels whose inner area shows `x0..x1` x `y0..y1`."""
 
     width: float
     height: float
@@ -42,14 +39,9 @@ class Frame(NamedTuple):
 
 
 def svg(width: float, height: float, label: str, *parts: Markup, class_: str = "") -> Markup:
-    """A picture that fills the available width.
+    """A picture that fills the available width; its size is in pixels, `label` describes it.
 
-    Args:
-      width: intrinsic width in pixels, which the style sheet reads from the variable `--width`.
-      height: intrinsic height in pixels.
-      label: description for screen readers.
-      parts: elements of the picture.
-      class_: a class of the style sheet.
+    The style sheet reads the intrinsic width from the variable `--width`.
     """
     attributes = {"class_": class_} if class_ else {}
     attributes |= {"viewBox": f"0 0 {width:g} {height:g}", "style": f"--width:{width:g}px"}
@@ -57,12 +49,9 @@ def svg(width: float, height: float, label: str, *parts: Markup, class_: str = "
 
 
 def element(name: str, content: str | Markup = "", **attributes: Any) -> Markup:
-    """An element `<name ...>content</name>`.
+    """An element `<name ...>content</name>`, of which text is escaped.
 
-    Args:
-      name: trusted tag name.
-      content: text, which is escaped, or markup.
-      attributes: underscores in their names become hyphens; a trailing one is dropped (`class_`).
+    Underscores in the names of attributes become hyphens; a trailing one is dropped (`class_`).
     """
     inside = join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), number(value))

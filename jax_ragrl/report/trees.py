@@ -24,10 +24,8 @@ LEAF = "leaf"
 def stored_trees(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns all trees of `trees.jsonl`, the informative ones first, see `spread`.
 
-    Of equal ones the latest is first: it shows the trained system.
-
-    Returns:
-      The trees, each with its `step` and with all fields of its nodes.
+    Of equal ones the latest is first: it shows the trained system. Each tree has its `step`, and
+    all fields of its nodes.
     """
     # The step is known to the row only.
     trees = [{**tree, "step": row["step"]} for row in rows for tree in row.get("trees") or ()]
@@ -75,18 +73,13 @@ def compact_tree(
 
     Siblings share their prompt, and searches their passages. Both tables are extended; texts are
     cut to `limit` characters.
-
-    Returns:
-      JSON values: the question, `step`, `spread`, `credit` (see `largest_credit`) and `nodes`,
-      whose `prompt` and `passages` are numbers.
     """
-    nodes = [_compact_node(node, texts, passages, limit) for node in tree["nodes"]]
     facts = {name: tree.get(name) for name in ("question", "answers", "hops", "step")}
     return facts | {
         "source": source,
         "spread": spread(tree),
         "credit": largest_credit(tree),
-        "nodes": nodes,
+        "nodes": [_compact_node(node, texts, passages, limit) for node in tree["nodes"]],
     }
 
 
@@ -97,7 +90,6 @@ def _compact_node(
     # Most fields of most nodes have the default, which the page need not repeat.
     values = {name: node[name] for name in NODE_FIELDS if node[name] != NODE[name]}
     values |= {name: shorten(node[name], limit) for name in ("text", "answer") if node[name]}
-    # Siblings have the same prompt.
     if node["prompt"]:
         values["prompt"] = texts[shorten(node["prompt"], limit)]
     # Trees store no ids of passages.
