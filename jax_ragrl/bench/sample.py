@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.published import published_config
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes
+from jax_ragrl.sampling.sampler import JobSampler, SamplingJob, Shapes
 from jax_ragrl.sampling.weights import for_sampling
 
 # A tokenizer without stop tokens and without forbidden tokens.
@@ -127,13 +126,12 @@ def roll_out(work: SampleWork, model: SplitModel, vocabulary: int) -> list[Sampl
     sampler, jobs = JobSampler(model, PLAIN_TOKENIZER, work.shapes()), work.jobs(vocabulary)
     for observations in work.observations(vocabulary):
         rows = sampler.start(jobs, work.siblings)()
-        jobs = [_next_turn(*turn) for turn in zip(jobs, rows, observations, strict=True)]
+        jobs = [
+            job._replace(ids=(*job.ids, *row[0].ids, *observation), seed=job.seed + 1)
+            for job, row, observation in zip(jobs, rows, observations, strict=True)
+        ]
     sampler.start(jobs, work.siblings)()
     return jobs
-
-
-def _next_turn(job: SamplingJob, rows: Sequence[Row], observation: Sequence[int]) -> SamplingJob:
-    return job._replace(ids=(*job.ids, *rows[0].ids, *observation), seed=job.seed + 1)
 
 
 def sampling_speed(rollout: Timing, tokens: int) -> dict[str, Any]:

@@ -24,12 +24,6 @@ PLAN = (
 
 
 def add_config(command: AddCommand) -> None:
-    _add_show(command)
-    _add_validate(command)
-    _add_plan(command)
-
-
-def _add_show(command: AddCommand) -> None:
     summary = "print all keys of a config with value, default, type and meaning"
     sub = command("config show", run_config, summary, takes_config=True)
     file = "config file (default: print the files that ship with the package)"
@@ -39,8 +33,6 @@ def _add_show(command: AddCommand) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object per key")
     sub.epilog = "--config.a.b=VALUE overrides a key of the file."
 
-
-def _add_validate(command: AddCommand) -> None:
     summary = "check a config and all that it names, before anything is spent"
     sub = command("config validate", run_validate, summary, takes_config=True)
     workdir = "folder of the run, whose index is checked (default: that of index.folder)"
@@ -49,8 +41,6 @@ def _add_validate(command: AddCommand) -> None:
     sub.add_argument("--quick", action="store_true", help=quick)
     sub.add_argument("--json", action="store_true", help="print one JSON object per finding")
 
-
-def _add_plan(command: AddCommand) -> None:
     summary = "compute the memory that a config needs per device, and its least times"
     sub = command("config plan", run_plan, summary, takes_config=True)
     sub.description = PLAN

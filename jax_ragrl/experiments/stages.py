@@ -35,7 +35,7 @@ from jax_ragrl.warmstart.make_demos import WriterConfig, demo_settings, make_dem
 from jax_ragrl.warmstart.warmup import warm_up
 
 # Sums over the steps of a training, the x axes on which arms may be matched.
-TOTALS = ("llm_calls", "retrieval_calls", "time/rollout_s", "time/train_s")
+TOTALS = ("llm_calls", "retrieval_calls", "time/rollout_s", "time/train_s", "policy_tokens")
 IMITATION = "imitation"  # the subfolder of a supervised training
 TEST = "test"  # the name of the predictions
 POLICY = "policy"  # the author of demonstrations: the policy that imitates them
@@ -114,7 +114,11 @@ def train_and_evaluate(values: Mapping[str, Any], folder: pathlib.Path) -> dict[
     job = claim_workdir(values, folder)
     parts = build_components(job, folder)
     models = acting_models(train(job, parts, folder))
-    return _evaluate(job, parts, models, None, folder) | {"totals": training_totals(folder)}
+    rows = list(read_rows(folder / "metrics.jsonl"))
+    # Runs of earlier versions lack some of these metrics.
+    names = [name for name in TOTALS if any(name in row for row in rows)]
+    totals = {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in names}
+    return _evaluate(job, parts, models, None, folder) | {"totals": totals}
 
 
 def answer_again(
@@ -149,11 +153,3 @@ def _evaluate(
     result.check_answered()
     write_predictions(folder, TEST, questions, result)
     return {**result_row(result), "questions": fingerprint(questions)}
-
-
-def training_totals(folder: pathlib.Path) -> dict[str, float]:
-    """Returns the total calls, searches, tokens and seconds of the training of a run."""
-    rows = list(read_rows(folder / "metrics.jsonl"))
-    # Runs of earlier versions lack some of these metrics.
-    names = [name for name in (*TOTALS, "policy_tokens") if any(name in row for row in rows)]
-    return {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in names}

@@ -50,15 +50,12 @@ class PlannedPolicy:
     config: DecoderConfig
     lora: LoRAConfig | None = None
 
-    def stored_config(self) -> DecoderConfig:
-        """The architecture with the dtype in which training stores the weights."""
-        # Full training keeps float32 weights; the base of an adapter has the compute dtype.
-        dtype = "float32" if self.lora is None else self.config.dtype
-        return dataclasses.replace(self.config, param_dtype=dtype)
-
     def training_model(self, mesh: Mesh) -> SplitModel:
         """The abstract model for training."""
-        return self._split(abstract_decoder(self.stored_config(), mesh, lora=self.lora))
+        # Full training keeps float32 weights; the base of an adapter has the compute dtype.
+        dtype = "float32" if self.lora is None else self.config.dtype
+        config = dataclasses.replace(self.config, param_dtype=dtype)
+        return self._split(abstract_decoder(config, mesh, lora=self.lora))
 
     def sampling_model(self, mesh: Mesh) -> SplitModel:
         """The abstract model for rollouts."""
@@ -66,8 +63,7 @@ class PlannedPolicy:
         return self._split(abstract_decoder(config, mesh, SAMPLING_RULES, self.lora))
 
     def _split(self, decoder: Decoder) -> SplitModel:
-        trained_filter = nnx.Param if self.lora is None else nnx.LoRAParam
-        return SplitModel.from_model(decoder, trained_filter)
+        return SplitModel.from_model(decoder, nnx.Param if self.lora is None else nnx.LoRAParam)
 
     def parameter_counts(self) -> dict[str, int]:
         """The number of parameters, and how many of them are trained."""

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from jax_ragrl.report import charts
 from jax_ragrl.report.load import Curve, RunData, curve, is_number, keys_under, load_run
-from jax_ragrl.report.sketch import Scale, TreeNode, build_tree, credit_scale, draw_tree
+from jax_ragrl.report.sketch import Scale, build_tree, credit_scale, draw_tree
 from jax_ragrl.report.trees import LEAF, largest_credit, rewards, spread, stored_trees
 from jax_ragrl.systems.registry import explain, known_faults
 
@@ -93,30 +93,6 @@ FAILURES = {"invalid_action/": "Invalid action", "unanswered/": "Ended without a
 
 
 SHARE, REWARD = "strategy_frac/", "strategy_reward/"  # prefixes of metrics per strategy
-
-
-class Panel(NamedTuple):
-    """A small chart with its title and latest value."""
-
-    title: str
-    latest: str
-    picture: Markup
-
-
-class TreeView(NamedTuple):
-    """The tree of one question, prepared for the template."""
-
-    anchor: str
-    step: Any
-    question: str
-    answers: str
-    hops: Any
-    roots: Sequence[TreeNode]
-    picture: Markup
-    leaves: int
-    reward: float  # the mean of the leaves
-    spread: float
-    credit: float  # the largest
 
 
 class Live(NamedTuple):
@@ -366,8 +342,8 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if is_number(value)}
 
 
-def panels(run: RunData) -> list[Panel]:
-    """Small charts of the leading indicators that the run logged.
+def panels(run: RunData) -> list[dict[str, Any]]:
+    """Small charts of the leading indicators that the run logged, with title and latest value.
 
     If a run has several policies, their metrics begin with the name of the policy.
     """
@@ -382,7 +358,8 @@ def panels(run: RunData) -> list[Panel]:
             last = charts.smooth_curve(values).values[-1]
             number = f"{last:.4f}" if abs(last) < 1 else f"{last:.3g}"
             picture = charts.small_chart(values, title, share=share)
-            parts.append(Panel(title, f"{100 * last:.1f} %" if share else number, picture))
+            latest = f"{100 * last:.1f} %" if share else number
+            parts.append({"title": title, "latest": latest, "picture": picture})
     return parts
 
 
@@ -474,18 +451,19 @@ def forests(run: RunData, scale: Scale) -> list[dict[str, Any]]:
     ]
 
 
-def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> TreeView:
+def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> dict[str, Any]:
+    """The tree of one question for the template; `reward` is the mean of its leaves."""
     roots, leaf_rewards = build_tree(tree["nodes"]), rewards(tree)
-    return TreeView(
-        anchor=anchor,
-        step=tree["step"],
-        question=str(tree.get("question", "")),
-        answers=" · ".join(map(str, tree.get("answers") or ())),
-        hops=tree.get("hops"),
-        roots=roots,
-        picture=draw_tree(roots, scale, anchor),
-        leaves=sum(node["role"] == LEAF for node in tree["nodes"]),
-        reward=sum(leaf_rewards) / max(len(leaf_rewards), 1),
-        spread=spread(tree),
-        credit=largest_credit(tree),
-    )
+    return {
+        "anchor": anchor,
+        "step": tree["step"],
+        "question": str(tree.get("question", "")),
+        "answers": " · ".join(map(str, tree.get("answers") or ())),
+        "hops": tree.get("hops"),
+        "roots": roots,
+        "picture": draw_tree(roots, scale, anchor),
+        "leaves": sum(node["role"] == LEAF for node in tree["nodes"]),
+        "reward": sum(leaf_rewards) / max(len(leaf_rewards), 1),
+        "spread": spread(tree),
+        "credit": largest_credit(tree),
+    }

@@ -40,7 +40,6 @@ class Line(NamedTuple):
 
 def smooth(values: Sequence[float], span: float) -> tuple[float, ...]:
     """An exponential moving average over about `span` steps, with bias correction."""
-    # Dividing by the sum of weights corrects the first values, which would be too close to 0.
     decay, total, weight, averages = 1 - 1 / max(span, 1.0), 0.0, 0.0, []
     for value in values:
         total, weight = decay * total + value, decay * weight + 1

@@ -183,9 +183,15 @@ def _roll_out(
             lambda: collect(system, single_chain, own, environment, copies=copies)
         )
         forest = merge_shards(chunk, forests)
-        # A question that a policy on a server did not answer has failed, too.
         failures = dict(zip(forest.failed_questions, forest.failures, strict=True))
-        return build_forest(forest.questions, forest.records, lost_questions(forest) | failures)
+        # A question that a policy on a server did not answer has failed, too; a prompt that is too
+        # long is the fault of the system.
+        lost = {
+            record.question: record.action.error
+            for record in forest.records
+            if record.action is not None and record.action.error not in ("", TOO_LONG)
+        }
+        return build_forest(forest.questions, forest.records, lost | failures)
 
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
@@ -202,18 +208,6 @@ def _traces(forest: Forest) -> Iterator[Trace]:
         faults = tuple(error for record in records for error in _errors(record))
         strategy = next(iter(_strategy(leaf)), None)
         yield Trace(leaf.finish_reason, strategy, faults, transcript_steps(forest, number))
-
-
-def lost_questions(forest: Forest) -> dict[int, str]:
-    """Returns by question the error of a policy on a server that did not answer.
-
-    A prompt that is too long is the fault of the system, and no such error.
-    """
-    return {
-        record.question: record.action.error
-        for record in forest.records
-        if record.action is not None and record.action.error not in ("", TOO_LONG)
-    }
 
 
 def retrieval_scores(

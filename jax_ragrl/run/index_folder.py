@@ -123,17 +123,14 @@ def build_section(
     corpus: Corpus, index: BM25Index | PipelineIndex, folder: pathlib.Path
 ) -> Retriever:
     """Builds an index of words or a pipeline in a folder, and opens it; a collective."""
-    if isinstance(index, PipelineIndex):
-        return _build_pipeline(corpus, index, folder)
-
-    def build_or_open() -> Retriever:
-        is_builder = is_process_zero()
-        return build_bm25(corpus, index, folder) if is_builder else open_bm25(folder, corpus)
-
-    return process_zero_first(build_or_open)
-
-
-def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) -> Retriever:
+    if isinstance(index, BM25Index):
+        return process_zero_first(
+            lambda: (
+                build_bm25(corpus, index, folder)
+                if is_process_zero()
+                else open_bm25(folder, corpus)
+            )
+        )
     if not local_parts(index):
         raise UserError(
             f"every retriever of {index.retrievers} is a server: there is no index to build; set "

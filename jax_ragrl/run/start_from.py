@@ -68,17 +68,13 @@ def _other_bases(job: Job, origin: Job) -> Iterator[tuple[str, str, str]]:
     """Yields the keys of policies that start from other models, and both names: new, former."""
     before = initial_models(origin)
     for policy, name in initial_models(job).items():
-        if policy in before and not _is_same_model(name, before[policy]):
-            yield "policies" if policy in dict(job.policies) else "policy", name, before[policy]
-
-
-def _is_same_model(name: str, other: str) -> bool:
-    """Whether two names stand for one model: they are equal, or one folder has both."""
-    if name == other:
-        return True
-    try:
-        one, two = local_model(name), local_model(other)
-    except UserError:  # the folder of the former model has moved
-        return False
-    # None: a model on the Hub, which no other name stands for.
-    return one is not None and two is not None and one.resolve() == two.resolve()
+        other = before.get(policy, name)
+        if name == other:
+            continue
+        try:
+            one, two = local_model(name), local_model(other)
+        except UserError:  # the folder of the former model has moved
+            one = two = None
+        # One folder may have both names. None: on the Hub, where a model has one name.
+        if one is None or two is None or one.resolve() != two.resolve():
+            yield "policies" if policy in dict(job.policies) else "policy", name, other

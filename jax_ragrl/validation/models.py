@@ -60,11 +60,9 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
 
 def check_models(job: Job, has_world: bool) -> Iterator[Finding]:
     """Checks that frozen models without a server can be used; sends and loads nothing."""
-    for topic, llm, style in (
-        ("llm", job.llm, job.recipe.system.style),
-        ("judge", job.judge, "judge"),
-    ):
-        yield from guarded(topic)(_check_model)(topic, llm, style, has_world)
+    styles = {"llm": job.recipe.system.style, "judge": "judge"}
+    for topic, llm in (("llm", job.llm), ("judge", job.judge)):
+        yield from guarded(topic)(_check_model)(topic, llm, styles[topic], has_world)
 
 
 def _check_model(topic: str, llm: LLM, style: str, has_world: bool) -> Iterator[Finding]:
