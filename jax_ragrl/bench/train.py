@@ -25,8 +25,8 @@ from flax import nnx
 from jax_ragrl.learner.gradients import score
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
-from jax_ragrl.learner.packing import Batch, Group, Layout, Turn, group_turns, lay_out
-from jax_ragrl.learner.state import Policy, prepare
+from jax_ragrl.learner.packing import Group, Layout, Turn, group_turns, lay_out
+from jax_ragrl.learner.state import prepare
 from jax_ragrl.learner.targets import Targets
 from jax_ragrl.learner.update import optimize
 from jax_ragrl.models.config import DecoderConfig, param_count
@@ -142,7 +142,13 @@ def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
     # Scored before the update, which donates the buffers of these parameters.
     model = policy.spec.policy.with_params(policy.state.policy.params)
     reference = time_step(lambda: [score(model, r, temperature) for r in rows], work.repeats)
-    step = time_step(_stepper(policy, batches, targets), work.repeats)
+
+    def optimize_once() -> Any:
+        nonlocal policy  # the update donates its buffers
+        policy, sums, _ = optimize(policy, batches, targets)
+        return policy.state.policy.params, sums
+
+    step = time_step(optimize_once, work.repeats)
     gc.collect()  # frees the arrays before another layout is measured
     return {
         **update_times(reference, step),
@@ -185,19 +191,6 @@ def _layout(work: TrainWork, rows: int, tokens: int) -> Layout:
     length = -(-tokens // 64) * 64
     batches = -(-rows // max(1, work.tokens // length))
     return Layout((length,), -(-rows // batches) * length)
-
-
-def _stepper(
-    policy: Policy, batches: Sequence[Batch], targets: Sequence[Targets]
-) -> Callable[[], Any]:
-    # A list, because `step` must replace the policy whose buffers the update donates.
-    state = [policy]
-
-    def step() -> Any:
-        state[0], sums, _ = optimize(state[0], batches, targets)
-        return state[0].state.policy.params, sums
-
-    return step
 
 
 class Timing(NamedTuple):

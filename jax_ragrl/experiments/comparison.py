@@ -66,7 +66,19 @@ def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
     the difference that the pair's kind tests, see `Pair.boundary`.
     """
     differences = paired_differences(pair, rows)
-    mean, low, high, p = _interval_and_p(pair, differences)
+    # Questions whose environment failed in one of the arms are NaN: they cannot be paired.
+    means_S = np.array([np.nanmean(x) for x in differences.values() if np.isfinite(x).any()])
+    (mean, low, high), p = seed_interval(means_S), seed_test(means_S - pair.boundary)
+    # A training is one unit, however many steps it has.
+    if not is_of_training(pair.metric):
+        by_seeds = (low, high, p)
+        mean, low, high = hierarchical_bootstrap([np.stack(x) for x in by_world(differences)])
+        p = sign_flip_test(mean_by_question(differences) - pair.boundary)
+        # A bootstrap of few seeds is too narrow, and sign flips of questions say nothing about
+        # another training: Student's t over the seeds, which ignores that they share questions,
+        # must agree.
+        if len(means_S) != 1:
+            low, high, p = min(low, by_seeds[0]), max(high, by_seeds[1]), max(p, by_seeds[2])
     return {
         "metric": pair.metric,
         "arm": pair.first,
@@ -77,25 +89,6 @@ def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
         "detectable": detectable_difference(low, high),
         "p": p,
     }
-
-
-def _interval_and_p(
-    pair: Pair, differences: Mapping[tuple[int, int, int], np.ndarray]
-) -> tuple[float, float, float, float]:
-    """Returns the mean difference, its 95 % interval, and the p-value, see `compare_pair`."""
-    # Questions whose environment failed in one of the arms are NaN: they cannot be paired.
-    means_S = np.array([np.nanmean(x) for x in differences.values() if np.isfinite(x).any()])
-    interval, p_seeds = seed_interval(means_S), seed_test(means_S - pair.boundary)
-    # A training is one unit, however many steps it has.
-    if is_of_training(pair.metric):
-        return *interval, p_seeds
-    mean, low, high = hierarchical_bootstrap([np.stack(x) for x in by_world(differences)])
-    p = sign_flip_test(mean_by_question(differences) - pair.boundary)
-    if len(means_S) == 1:
-        return mean, low, high, p
-    # A bootstrap of few seeds is too narrow, and sign flips of questions say nothing about another
-    # training: Student's t over the seeds, which ignores that they share questions, must agree.
-    return mean, min(low, interval[1]), max(high, interval[2]), max(p, p_seeds)
 
 
 def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.ndarray]:

@@ -38,18 +38,18 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     existing = [a for a in changes if _holds(file_values, _keys(a))]
     config = _read_config(default, [*files, *existing]).to_dict()
     # 3. Add the overrides of keys that the file leaves at their default.
-    _apply(config, overrides, [a for a in changes if a not in existing])
+    override(config, overrides, [a for a in changes if a not in existing])
     return config
 
 
-def override(config: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Sets keys of a config in place (`--config.a.b=VALUE`), whether they exist or not."""
-    _apply(config, overrides, overrides)
+def override(
+    config: dict[str, Any], overrides: Sequence[str], missing: Sequence[str] | None = None
+) -> None:
+    """Sets keys of a config in place (`--config.a.b=VALUE`), or those of `missing` alone.
 
-
-def _apply(config: dict[str, Any], overrides: Sequence[str], missing: Sequence[str]) -> None:
-    """Sets the `missing` overrides, and drops keys of a kind that `overrides` have replaced."""
-    for text in missing:
+    Keys of a kind that the overrides have replaced are dropped.
+    """
+    for text in overrides if missing is None else missing:
         _add(config, _keys(text), _literal(text.partition("=")[2]))
     paths = [_keys(text) for text in overrides]
     for name, union in SECTIONS.items():

@@ -50,19 +50,17 @@ def build_pipeline(
         retriever = FusedRetriever(retrievers, weights, index.fuse, index.candidates)
     if not index.rerank:
         return retriever
-    return RerankedRetriever(retriever, load_reranker(index.rerank, llm), index.candidates)
-
-
-def load_reranker(name: str, llm: LoadLLM | None) -> Reranker:
-    """Loads a reranker, see `PipelineIndex.rerank`; `llm` loads the frozen language model."""
-    if name != LISTWISE:
-        return process_zero_first(lambda: load_cross_encoder(name))
-    if llm is None:
+    reranker: Reranker
+    if index.rerank != LISTWISE:
+        reranker = process_zero_first(lambda: load_cross_encoder(index.rerank))
+    elif llm is not None:
+        reranker = ListwiseReranker(llm())
+    else:
         raise UserError(
             f"index.rerank is {LISTWISE!r}, but this command has no frozen language model: name a "
             "cross-encoder, or leave the key empty"
         )
-    return ListwiseReranker(llm())
+    return RerankedRetriever(retriever, reranker, index.candidates)
 
 
 def placed_sections(index: PipelineIndex, folder: pathlib.Path) -> Iterator[SingleIndex]:

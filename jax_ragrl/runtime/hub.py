@@ -103,7 +103,7 @@ def explain(error: Exception, repository: str, revision: str | None, kind: str =
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repository} on the Hub has no revision {revision!r}: give a branch, tag or commit"
-    if is_full(error):
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left for {repository} in {cache}: free some, or set HF_HOME"
     prefix = f"{repository!r} is not a folder on this machine, and " if kind == MODEL else ""
     if isinstance(error, errors.HFValidationError):
@@ -120,11 +120,6 @@ def explain(error: Exception, repository: str, revision: str | None, kind: str =
         problem = f"downloading {kind} {repository!r} from {hub} failed ({reason})"
         remedy = "check the name and the network, or set HF_ENDPOINT to a mirror"
     return f"{prefix}{problem}: {remedy}"
-
-
-def is_full(error: Exception) -> bool:
-    """Whether an error says that the disk is full."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
 
 
 def one_line(error: BaseException) -> str:

@@ -69,7 +69,13 @@ def make_mesh(
     `UserError` unless the product of three positive entries is the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = _fill_in(tuple(shape), len(devices), width)
+    sizes = tuple(shape)
+    if sizes[:2] == (-1, -1):
+        fsdp = widest_fsdp(len(devices) // max(math.prod(sizes[2:]), 1), width)
+        sizes = (-1, fsdp, *sizes[2:])
+    if sizes.count(-1) == 1:
+        others = math.prod(n for n in sizes if n != -1)
+        sizes = tuple(len(devices) // max(others, 1) if n == -1 else n for n in sizes)
     if len(sizes) != len(MESH_AXES) or min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise UserError(
             f"mesh {tuple(shape)} over (data, fsdp, tensor) needs {math.prod(sizes)} devices but "
@@ -112,16 +118,6 @@ def widest_fsdp(devices: int, width: int) -> int:
     """
     limit = max(1, width // COLUMNS)
     return max(n for n in range(1, limit + 1) if devices % n == 0 and width % n == 0)
-
-
-def _fill_in(shape: tuple[int, ...], num_devices: int, width: int) -> tuple[int, ...]:
-    if shape[:2] == (-1, -1):
-        fsdp = widest_fsdp(num_devices // max(math.prod(shape[2:]), 1), width)
-        shape = (-1, fsdp, *shape[2:])
-    if shape.count(-1) != 1:
-        return shape
-    other = math.prod(n for n in shape if n != -1)
-    return tuple(num_devices // max(other, 1) if n == -1 else n for n in shape)
 
 
 def axis_size(axis: str) -> int:
