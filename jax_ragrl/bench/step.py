@@ -9,6 +9,7 @@ shapes that no earlier step had, is reported separately and excluded from the bu
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import tempfile
 import time
@@ -25,13 +26,13 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
-from jax_ragrl.models.lora import add_lora
 from jax_ragrl.rollout.waiting import WaitingTimes
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.models import mesh_for
+from jax_ragrl.run.models import load_policies, mesh_for
 from jax_ragrl.run.parts import Components
 from jax_ragrl.runtime.compile_cache import compile_seconds
+from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.setup import acting_environment, method_of, prepare_policies
 from jax_ragrl.training.step import learn, roll_out, turns_to_train
 from jax_ragrl.types import Question
@@ -76,33 +77,17 @@ def bench_step(
 
 def initial_policies(job: Job, components: Components, shape: DecoderConfig | None) -> Policies:
     """Returns the policies before the first step; arguments as in `bench_step`."""
-    if shape is not None:
-        policies = _random_policies(job, shape, sorted(components.policies))
-        components = components._replace(policies=policies)
-    return prepare_policies(job, components.policies, components.tokenizer)
+    if shape is None:
+        return prepare_policies(job, components.policies, components.tokenizer)
+    seeds = itertools.count()
 
+    def random_policy(folder: str, mesh: Mesh | None, dtype: str) -> tuple[Decoder, ChatTokenizer]:
+        del folder
+        config, rngs = dataclasses.replace(shape, param_dtype=dtype), nnx.Rngs(next(seeds))
+        decoder = Decoder(config, rngs=rngs) if mesh is None else init_sharded(config, mesh, rngs)
+        return decoder, components.tokenizer
 
-def _random_policies(job: Job, shape: DecoderConfig, names: Sequence[str]) -> dict[str, Decoder]:
-    """Returns decoders with random weights, stored and adapted as `load_policies` does."""
-    mesh, lora = mesh_for(job), job.lora
-    dtype = "float32" if lora is None else job.compute_dtype
-    config = dataclasses.replace(shape, param_dtype=dtype, attention_impl=job.attention)
-    # Policies that start from one folder share its weights.
-    folders = dict.fromkeys(names, job.policy) | dict(job.policies)
-    numbers = enumerate(sorted(set(folders.values())))
-    bases = {folder: _random_decoder(config, mesh, seed) for seed, folder in numbers}
-    decoders = {name: bases[folders[name]] for name in names}
-    if lora is None:
-        return decoders
-    return {
-        name: add_lora(decoder, lora, rngs=nnx.Rngs(job.seed + i))
-        for i, (name, decoder) in enumerate(decoders.items())
-    }
-
-
-def _random_decoder(config: DecoderConfig, mesh: Mesh | None, seed: int) -> Decoder:
-    rngs = nnx.Rngs(seed)
-    return Decoder(config, rngs=rngs) if mesh is None else init_sharded(config, mesh, rngs)
+    return prepare_policies(job, *load_policies(job, mesh_for(job), load=random_policy))
 
 
 def _profile_step(

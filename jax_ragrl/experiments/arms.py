@@ -277,8 +277,8 @@ def _training_settings(experiment: Experiment, cell: Cell, out: pathlib.Path) ->
 def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
     """Trains and evaluates one cell, or reads its finished row.
 
-    It has the scores per question and summary of `result_row`, `questions` (their fingerprint), the
-    `totals` of the training and its `wall_s`.
+    The row has the scores per question and summary of `result_row`, `questions` (their
+    fingerprint), the `totals` of the training and its `wall_s`.
     """
     folder = out / cell.folder
     if (file := folder / "cell.json").is_file():

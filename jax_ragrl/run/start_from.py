@@ -49,19 +49,15 @@ def check_adapters(job: Job, origin: Job) -> None:
 
 def _other_sizes(job: Job, origin: Job) -> Iterator[tuple[str, Any, Any]]:
     """Yields the keys of adapters with other values, and both values: new, former."""
-    now, before = _sizes(job), _sizes(origin)
+    now, before = (
+        dataclasses.asdict(x) | {"targets": tuple(sorted(x.targets))} if x else {}
+        for x in (job.lora, origin.lora)
+    )
     if now.keys() != before.keys():
         yield "lora", job.lora, origin.lora
     elif now != before:
         key = next(key for key in now if now[key] != before[key])
-        yield key, now[key], before[key]
-
-
-def _sizes(job: Job) -> dict[str, Any]:
-    if job.lora is None:
-        return {}
-    values = dataclasses.asdict(job.lora) | {"targets": tuple(sorted(job.lora.targets))}
-    return {f"lora.{name}": value for name, value in values.items()}
+        yield f"lora.{key}", now[key], before[key]
 
 
 def _other_bases(job: Job, origin: Job) -> Iterator[tuple[str, str, str]]:

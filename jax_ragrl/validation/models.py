@@ -21,7 +21,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.index import server_retriever
-from jax_ragrl.run.models import compare_with_roles, mesh_for
+from jax_ragrl.run.models import compare_with_roles, initial_models, mesh_for
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.text.prompts import conversations
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -126,12 +126,10 @@ def check_memory(job: Job) -> Iterator[Finding]:
     stats = device.memory_stats() or {}
     # A CPU reports no limit, and then only the size is reported.
     limit = stats.get("bytes_limit")
-    # Roles without their own policy share the policy of the config.
-    folders = dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | dict(job.policies)
     dtypes: dict[str, Any] = {"dtype": job.compute_dtype, "remat": job.remat}
     policies = {
         name: PlannedPolicy(folder, dataclasses.replace(config_named(folder), **dtypes), job.lora)
-        for name, folder in folders.items()
+        for name, folder in initial_models(job).items()
     }
     mesh = mesh_for(job) or make_mesh((1, 1, 1), jax.devices()[:1])
     num_bytes = state_bytes(policies, job.objective, job.optimizer, mesh)
