@@ -51,8 +51,8 @@ def test_every_number_of_a_section_has_a_range():
         pair for cls in (Job, WarmStart, Finetune, Warmup, *SETTINGS) for pair in types_in(cls)
     ]
     assert len({hint for hint, _ in found if is_section(hint)}) > 45
-    # A recipe is built by its system.
-    assert {cls.__name__ for hint, cls in found if hint in (int, float)} == {"Recipe"}
+    # A recipe is built by its system, with the branches of its expander.
+    assert {cls.__name__ for hint, cls in found if hint in (int, float)} == {"Branching", "Recipe"}
 
 
 @pytest.mark.parametrize(

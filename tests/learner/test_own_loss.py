@@ -179,7 +179,7 @@ HERE = "tests.learner.test_own_loss"
         ("advantage", f"{HERE}:normalised", r"rewards \[1.0, 1.0\] it gives array\(\[nan"),
         ("advantage", f"{HERE}:best", "one finite number per reward"),
         ("advantage", f"{HERE}:of_two", "parameter group_K nothing has a value for"),
-        ("advantage", "no_such_module:f", "use one of group_centred, group_normalised, leave_"),
+        ("advantage", "no_such_module:f", "use one of group_centred, group_normalised, above"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -30,7 +30,6 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.coda import CoDA
 from jax_ragrl.types import Message, Sampling
 from tests.learner.bigram import GRPO
-from tests.learner.turns import ROLES
 from tests.rollout.tape import ANN, BOB, Tape
 from tests.tiny import split_policy, tokenizer
 
@@ -138,7 +137,7 @@ def test_a_stop_id_equal_to_the_pad_id_is_trained():
     allowed_ZV = tokenizer().allowed_tokens("7")[None]
     assert_agree(forest, minibatches, scores(minibatches, heat, allowed_ZV))
     role_A = minibatches.actions.role_A
-    weight_AT, _ = token_weights(GRPO, ROLES, minibatches.mask(), role_A)
+    weight_AT, _ = token_weights(GRPO, minibatches.mask(), role_A)
     weights, batches = minibatches.by_row(weight_AT), minibatches.batches
     at_pad = [(x > 0) & (b.rows.target_RM == pad) for x, b in zip(weights, batches, strict=True)]
     assert sum(int(x.sum()) for x in at_pad) == len(ending)
