@@ -42,7 +42,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 from jax_ragrl.warmstart.demo_sources import DemoSource, demo_source
 from jax_ragrl.warmstart.demos import Demo
-from jax_ragrl.warmstart.labels.base import label_demos, labeler_of
+from jax_ragrl.warmstart.labels.base import gold_titles, label_demos, labeler_of
 from jax_ragrl.warmstart.resumable import (
     ItemResults,
     OutputKind,
@@ -98,7 +98,8 @@ def make_demos(
             "questions in data.files"
         )
     if _is_labels(writer):
-        function = label_function(job, parts, writer.name, str(values.get("system")))
+        titles = gold_titles(questions, data.corpus.passages)
+        function = label_function(job, parts, writer.name, str(values.get("system")), titles)
     else:
         function = rollout_function(job, parts, writer, source, reply_cache(out.parent))
     claim_output(out, demo_settings(values, writer, of), DEMO_OUTPUT)
@@ -142,11 +143,14 @@ def rollout_function(
     return results
 
 
-def label_function(job: Job, parts: Components, writer: str, name: str) -> DemoFunction:
+def label_function(
+    job: Job, parts: Components, writer: str, name: str, titles: Mapping[str, str]
+) -> DemoFunction:
     """Returns the function that labels some questions of the system `name`.
 
-    The writer is `labels`, or `labels:answer` for another rule of MMOA-RAG's selection. A failed
-    search, of which one serves all the questions, is an error of each of them.
+    `titles` are those of gold passages, see `gold_titles`. The writer is `labels`, or
+    `labels:answer` for another rule of MMOA-RAG's selection. A failed search, of which one serves
+    all the questions, is an error of each of them.
 
     Raises:
       UserError: there are no labels for the system, or none of that kind.
@@ -164,7 +168,8 @@ def label_function(job: Job, parts: Components, writer: str, name: str) -> DemoF
     def demos(questions: Sequence[Question]) -> list[Demo]:
         if labeler is not None:
             outer = job.recipe.system
-            return label_demos(outer, labeler, questions, parts.retriever, parts.tokenizer, llm)
+            tools = parts.retriever, parts.tokenizer, llm
+            return label_demos(outer, labeler, questions, *tools, titles)
         rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}
         # Seeded by the first question, so that chunks have different orders of documents.
         rng = random.Random(f"{job.seed} {questions[0].id}")

@@ -1,5 +1,7 @@
 """Labels of every system: the right action of each role, from the gold of a question."""
 
+import dataclasses
+
 import pytest
 
 from jax_ragrl.errors import UserError
@@ -11,7 +13,7 @@ from jax_ragrl.systems.mao_arag import MAOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.types import Hits, Passage, Question
 from jax_ragrl.warmstart.labels import gold
-from jax_ragrl.warmstart.labels.base import label_demos, labeler_of
+from jax_ragrl.warmstart.labels.base import gold_titles, label_demos, labeler_of
 from tests.tiny import tokenizer
 
 OTHER = Passage("1", "Ben", "Ben was born in Rome.")
@@ -73,6 +75,63 @@ def test_c3po_does_not_search_for_what_the_frozen_model_knows():
 def test_mao_arag_plans_the_cheapest_workflow(passages, llm, plan):
     system = MAOARAG("mao_arag_small", 3, max_turns=1)
     assert demos(system, "mao_arag", Pages(passages), llm) == [("planner", plan)]
+
+
+FILM = Passage("3", "Vertigo (film)", "Vertigo is a film that Alfred Hitchcock directed.")
+DIRECTOR = Passage("4", "Alfred Hitchcock", "Alfred Hitchcock was born in Leytonstone.")
+CHAIN = Question("c", "where was the director of Vertigo (film) born", ("Leytonstone",), ("3", "4"))
+
+
+class Titles(Retriever):
+    """Finds the passage whose title is the query, and OTHER for any other query."""
+
+    def search(self, queries, k):
+        found = {p.title: p for p in (FILM, DIRECTOR)}
+        return [Hits((found.get(query, OTHER),), (1.0,)) for query in queries]
+
+
+class Plans:
+    """A language model that plans and decomposes in two steps."""
+
+    name = "plans"
+
+    def complete(self, requests):
+        return ["1. Who directed Vertigo?\n2. Where was #1 born?"] * len(requests)
+
+
+def chain_demos(system, name, question=CHAIN):
+    titles = gold_titles([question], [OTHER, FILM, DIRECTOR])
+    return label_demos(system, labeler_of(name), [question], Titles(), tokenizer(), Plans(), titles)
+
+
+def replies(demos):
+    return [(demo.role, demo.reply) for demo in demos]
+
+
+def test_c3po_searches_for_the_missing_passages_that_a_text_names():
+    one = ("filter", "Thought: 1 answers the question.\nAction: [1]")
+    found = chain_demos(C3PO("c3po_small", 1), "c3po")
+    assert "2. Where was #1 born?" in found[1].prompt[-1].content  # the frozen model's plan
+    assert replies(found) == [
+        ("router", "[Planning]"),
+        ("decision", "Thought: Vertigo (film) is missing.\nAction: [Retrieval] Vertigo (film)"),
+        one,
+        ("decision", "Thought: Alfred Hitchcock is missing.\nAction: [Retrieval] Alfred Hitchcock"),
+        one,
+        ("decision", "Thought: The search is over.\nAction: [LLM]"),
+    ]
+
+
+def test_c3po_does_not_search_for_what_only_the_gold_names():
+    question = dataclasses.replace(CHAIN, text="where was the director born")
+    found = chain_demos(C3PO("c3po_small", 1), "c3po", question)
+    assert replies(found)[1:] == [("decision", "Thought: The search is over.\nAction: [LLM]")]
+
+
+def test_mao_arag_decomposes_what_takes_several_searches():
+    system = MAOARAG("mao_arag_small", 1, max_turns=3)
+    found = replies(chain_demos(system, "mao_arag"))
+    assert found == [("planner", "QDS"), ("sub_planner", "R,AG"), ("sub_planner", "R,AG")]
 
 
 def test_an_agent_searches_again_with_keywords_then_answers_from_a_passage():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jax_ragrl.errors import EffectError, UserError
@@ -26,7 +26,7 @@ from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.types import LLMRequest, Question
+from jax_ragrl.types import LLMRequest, Passage, Question
 from jax_ragrl.warmstart import labels
 from jax_ragrl.warmstart.demos import Demo
 from jax_ragrl.warmstart.labels.gold import Evidence
@@ -85,7 +85,7 @@ class LabelSampler:
 
 
 class Silence:
-    """A language model that replies with nothing: no label depends on its replies."""
+    """A language model that replies with nothing, for systems whose prompts show no reply."""
 
     name = "silence"
 
@@ -101,10 +101,12 @@ def label_demos(
     retriever: Retriever,
     tokenizer: ChatTokenizer,
     llm: FrozenLLM | None = None,
+    titles: Mapping[str, str] | None = None,
 ) -> list[Demo]:
     """Returns the distinct valid labels of one rollout per question.
 
-    Without a language model, or if no label depends on it, no question counts as known.
+    Without a language model, or if no label depends on it, no question counts as known, and calls
+    of the model have empty replies. `titles` are those of gold passages, see `gold_titles`.
 
     Raises:
       EffectError: a search for all questions failed.
@@ -115,12 +117,14 @@ def label_demos(
     if llm is not None and labeler.reads_known:
         known_ids = known_questions(llm, system.style, questions, retriever)
     evidence = {
-        q.id: Evidence(q, h.passages, q.id in known_ids)
+        q.id: Evidence(q, h.passages, q.id in known_ids, titles or {})
         for q, h in zip(questions, hits, strict=True)
     }
     # A demonstration needs the messages of a prompt; an action holds only its ids.
     recorder = RecordingSampler(LabelSampler(labeler, evidence, tokenizer))
-    environment = Environment(recorder, retriever, Silence())
+    # The frozen model plans the searches that a label then makes, and answers their parts.
+    frozen = llm if llm is not None and labeler.reads_known else Silence()
+    environment = Environment(recorder, retriever, frozen)
     forest = collect(system, single_chain, questions, environment)
     demos = (
         Demo(
@@ -134,6 +138,12 @@ def label_demos(
         if record.action is not None and not record.parse_error
     )
     return list(dict.fromkeys(demos))
+
+
+def gold_titles(questions: Iterable[Question], passages: Iterable[Passage]) -> dict[str, str]:
+    """Returns the titles of the gold passages, by the names that questions give them."""
+    names = {name for question in questions for name in question.gold}
+    return {name: p.title for p in passages for name in p.names & names}
 
 
 def known_questions(

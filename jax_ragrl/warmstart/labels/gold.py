@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jax_ragrl.text.metrics import cover_match_tokens
@@ -22,12 +22,25 @@ class Evidence(NamedTuple):
     """The knowledge of a labeler about a question.
 
     `passages` are those that a search for the text of the question returns; `is_known` says whether
-    the frozen language model answers it right without passages.
+    the frozen language model answers it right without passages; `titles` are those of the gold
+    passages of the corpus, by the names in `question.gold`.
     """
 
     question: Question
     passages: tuple[Passage, ...] = ()
     is_known: bool = False
+    titles: Mapping[str, str] = {}
+
+    @property
+    def takes_several_searches(self) -> bool:
+        """Whether a search for the question finds some, or none, of several gold passages."""
+        gold = self.question.gold
+        return len(gold) > 1 and len(self.missing(self.passages)) > 0
+
+    def missing(self, passages: Sequence[Passage]) -> tuple[str, ...]:
+        """Returns the names of the gold passages that are not among some passages."""
+        found = {name for passage in passages for name in passage.names}
+        return tuple(name for name in self.question.gold if name not in found)
 
 
 def useful_numbers(question: Question, passages: Sequence[Passage]) -> tuple[int, ...]:
