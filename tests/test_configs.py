@@ -13,6 +13,7 @@ from jax_ragrl.credit.assign import over_roles
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import job_with_overrides
 from jax_ragrl.experiments.arms import cell_values, cells_of, load_experiment
+from jax_ragrl.experiments.stages import fixed_strategy
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.run.config import FileData
 from jax_ragrl.run.load import load_job
@@ -86,7 +87,9 @@ def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
 def check_experiment(file: pathlib.Path, folder: pathlib.Path) -> None:
     experiment = load_experiment(file)
     for cell in cells_of(experiment):
-        assert load_job(cell_values(experiment, cell, folder) | {"policy": "tiny"})
+        job = load_job(cell_values(experiment, cell, folder) | {"policy": "tiny"})
+        strategy = experiment.arms[cell.arm].strategy
+        assert not strategy or fixed_strategy(job, strategy)
 
 
 @pytest.mark.parametrize("name", ["coda", "search_r1", "smollm2/mmoa_rag", "smollm2/opera"])
@@ -96,6 +99,13 @@ def test_the_gain_of_any_system_over_its_warm_start_is_an_experiment(name, tmp_p
     arms = load_experiment(file).arms.values()
     starts = [pathlib.Path(arm.warm_up or arm.sft) for arm in arms if arm.warm_up or arm.sft]
     assert len({*starts}) <= 1 and all((CONFIGS.parent / start).is_file() for start in starts)
+
+
+@pytest.mark.parametrize(
+    "name", ["c3po:roles", "mao_arag", "mmoa_rag:roles", "coda:roles", "opera:roles", "search_r1"]
+)
+def test_training_and_imitation_from_one_policy_is_an_experiment(name, tmp_path):
+    check_experiment(CONFIGS / "experiments" / f"real.py:{name}", tmp_path)
 
 
 @pytest.mark.parametrize("name", FULL)

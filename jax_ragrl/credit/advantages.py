@@ -51,6 +51,18 @@ def above_mean(reward_K: Tensor) -> Tensor:
     return group_centred(reward_K).clip(0)
 
 
+def best_of_group(reward_K: Tensor) -> Tensor:
+    """Gives 1 to the actions with the highest reward of the group, and 0 to the others.
+
+      A(i) = 1 if R(i) = max of R > mean of R, otherwise 0
+
+    With the policy gradient this is imitation of the policy's own best rollouts, once per batch
+    (Dong et al. 2023 (RAFT); Anthony et al. 2017 (expert iteration)). Equal rewards teach nothing.
+    """
+    above_K = group_centred(reward_K)
+    return ((above_K == above_K.max()) & (above_K > 0)).astype(reward_K.dtype)
+
+
 def leave_one_out(reward_K: Tensor) -> Tensor:
     """Subtracts from each reward the mean of the *other* rewards.
 

@@ -8,13 +8,14 @@ import pytest
 
 from jax_ragrl.credit.advantages import (
     above_mean,
+    best_of_group,
     group_centred,
     group_normalised,
     leave_one_out,
     whiten,
 )
 
-RULES = [group_centred, group_normalised, leave_one_out, above_mean]
+RULES = [group_centred, group_normalised, leave_one_out, above_mean, best_of_group]
 
 
 def centred(rewards, i):
@@ -36,9 +37,14 @@ def positive(rewards, i):
     return max(centred(rewards, i), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("rule", "formula"), list(zip(RULES, (centred, normalised, without_own, positive), strict=True))
-)
+def best(rewards, i):
+    return float(rewards[i] == max(rewards))
+
+
+FORMULAS = (centred, normalised, without_own, positive, best)
+
+
+@pytest.mark.parametrize(("rule", "formula"), list(zip(RULES, FORMULAS, strict=True)))
 @pytest.mark.parametrize("size", [2, 3, 8, 33])
 def test_the_group_rules_equal_their_equations(rule, formula, size):
     reward_K = np.random.default_rng(size).normal(size=size).astype(np.float32)

@@ -652,7 +652,7 @@ def test_the_compute_dtype_leaves_weights_in_float32():
         ),
         (
             lambda: Objective(critic="none", advantage="best"),
-            "advantage is 'best': use one of group_centred, group_normalised, above_mean, ",
+            "advantage is 'best': use one of group_centred, group_normalised, above_mean, best",
         ),
         (lambda: Objective(advantage="group_centred"), "'own': .* use gae or whitened_gae"),
         (lambda: Objective(critic="none"), "'none': .* use a group rule"),
