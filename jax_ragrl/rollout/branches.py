@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import MeteredReply
-from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
+from jax_ragrl.rollout.effects import CallLLM, CallTool, Done, Generate, Search
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action, parse_action
 from jax_ragrl.rollout.system import Execution, Reply, System
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Record, reorder
+from jax_ragrl.rollout.tools import ToolResult
+from jax_ragrl.rollout.tree import (
+    LEAF,
+    NO_PARENT,
+    SEARCH,
+    TOOL_PREFIX,
+    Action,
+    Call,
+    Record,
+    reorder,
+)
 from jax_ragrl.types import Hits, Question
 
-# The reply to one effect: `Generate`, `CallLLM`, `Search`, one that failed, `Done`.
-EffectReply = Sequence[Action] | str | Hits | EffectError | None
+# The reply to one effect: `Generate`, `CallLLM`, `Search`, `CallTool`, one that failed, `Done`.
+EffectReply = Sequence[Action] | str | Hits | ToolResult | EffectError | None
 
 
 class Branch(NamedTuple):
@@ -141,7 +152,8 @@ class Nodes:
         for effect, reply in zip(branch.execution.effects, replies, strict=True):
             if not isinstance(effect, Generate):
                 # A text loses its costs, which are in the calls.
-                values.append(str(reply) if isinstance(reply, str) else cast(Hits, reply))
+                value = str(reply) if isinstance(reply, str) else cast(Hits | ToolResult, reply)
+                values.append(value)
                 continue
             actions = cast(Sequence[Action], reply)
             if len(actions) != 1:
@@ -190,13 +202,18 @@ class Nodes:
         """Returns the calls to the environment that the effects of a branch made."""
         calls = []
         for effect, reply in zip(branch.execution.effects, replies, strict=True):
-            if not isinstance(effect, Search | CallLLM):
+            if not isinstance(effect, Search | CallLLM | CallTool):
                 continue
             # A negative index is the latest action, so that most systems need not count turns.
             turn = len(branch.nodes) - 1 if effect.turn < 0 else effect.turn
             if isinstance(reply, Hits):
                 query = cast(Search, effect).query
                 calls.append(Call(SEARCH, turn, branch.round, query, passages=reply.passages))
+                continue
+            if isinstance(effect, CallTool):
+                text = json.dumps(effect.arguments, sort_keys=True)
+                name, result = TOOL_PREFIX + effect.tool, cast(ToolResult, reply).json
+                calls.append(Call(name, turn, branch.round, text, result))
                 continue
             request = cast(CallLLM, effect).request
             # A server bills by its own counts; for other models `count` does.

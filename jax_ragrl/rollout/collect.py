@@ -19,6 +19,7 @@ The three calls run concurrently, from one queue per kind of effect:
     Generate    one batched call at a time, in this thread
     Search      one batched call at a time, in a worker
     CallLLM     with lockstep one batched call; otherwise one call per effect, each in a worker
+    CallTool    one call per effect, each in a worker
 
 In lockstep all branches wait for each other in every round. Without it a slow reply of the language
 model delays its own branch alone. The forest is the same, since the result of a branch does not
@@ -46,10 +47,11 @@ from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.llm.judge import judge_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.branches import Branch, EffectReply, Nodes
-from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, Segment
+from jax_ragrl.rollout.effects import CallLLM, CallTool, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.system import Execution, State, System
+from jax_ragrl.rollout.tools import ToolResult, Tools
 from jax_ragrl.rollout.tree import Action, Forest, build_forest
 from jax_ragrl.rollout.waiting import DEVICE, LLM, RETRIEVER, WaitingTimes
 from jax_ragrl.runtime import progress
@@ -91,6 +93,7 @@ class Environment(NamedTuple):
       count: the number of tokens of a text, for a language model whose replies are not
         `MeteredReply`.
       judge: a language model that grades the answers of leaves; None: answers are not graded.
+      tools: the tools that a system may call.
       times: measures the calls; None: they are not measured.
     """
 
@@ -99,6 +102,7 @@ class Environment(NamedTuple):
     llm: FrozenLLM
     count: Callable[[str], int] = lambda text: len(text.split())
     judge: FrozenLLM | None = None
+    tools: Tools = Tools({})
     times: WaitingTimes | None = None
 
     def call(self, model: Any, cause: str) -> AbstractContextManager[None]:
@@ -198,6 +202,7 @@ class Scheduler:
             Generate: self._sample,
             Search: self._search,
             CallLLM: self._call_llm,
+            CallTool: self._call_tool,
         }
         # A model on the devices runs in the thread of the sampler, after it: devices of a mesh must
         # start their programs in one order on every host.
@@ -215,7 +220,7 @@ class Scheduler:
         """Rolls out the branches `live`, at the root, and all that follow; adds their nodes."""
         # Searches have their own thread: they would wait for all calls that came before them.
         with ThreadPoolExecutor(WORKERS) as callers, ThreadPoolExecutor(1) as searcher:
-            self.pools = {CallLLM: callers, Search: searcher}
+            self.pools = {CallLLM: callers, CallTool: callers, Search: searcher}
             try:
                 self._ask(live)
                 self.unfinished = len(self.live)
@@ -271,6 +276,8 @@ class Scheduler:
             batch = self._take(CallLLM)
             for part in [batch] if self.lockstep else [[pending] for pending in batch]:
                 submit(CallLLM, part)
+        for pending in self._take(CallTool):
+            submit(CallTool, [pending])
         # A retriever need not accept concurrent calls.
         if Search not in self.on_device and not self.in_workers[Search]:
             submit(Search, self._take(Search))
@@ -347,3 +354,8 @@ class Scheduler:
                 return without_thoughts(self.environment.llm.complete(requests))
         except EffectError as error:
             return [error] * len(requests)
+
+    def _call_tool(self, batch: Sequence[PendingEffect]) -> Sequence[ToolResult | EffectError]:
+        with self.environment.call(self.environment.tools, LLM):
+            calls = [cast(CallTool, pending.effect) for pending in batch]
+            return [self.environment.tools.call(call.tool, call.arguments) for call in calls]

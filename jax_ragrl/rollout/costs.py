@@ -53,6 +53,7 @@ def costs_of(forest: Forest, prices: Prices = FREE) -> list[dict[str, float]]:
     """Returns the costs of each question of an unbranched forest; nan for a failed question.
 
     retrieval_calls, passages       searches, and the passages that they returned
+    tool_calls                      calls of tools, also of a result that was asked for before
     llm_calls, llm_prompt_tokens, llm_completion_tokens    the frozen language model
     policy_calls, policy_tokens     the actions of the policy, and their tokens
     peak_context                    the longest prompt with its action, in tokens
@@ -76,10 +77,12 @@ def costs_of(forest: Forest, prices: Prices = FREE) -> list[dict[str, float]]:
 
 
 def _call_costs(calls: Sequence[Call]) -> dict[str, int]:
-    """Returns the costs of searches and of calls to the frozen language model."""
-    llm_calls = [call for call in calls if call.purpose != SEARCH]
+    """Returns the costs of searches, of tools and of calls to the frozen language model."""
+    llm_calls = [call for call in calls if call.is_of_llm]
+    searches = sum(call.purpose == SEARCH for call in calls)
     return {
-        "retrieval_calls": len(calls) - len(llm_calls),
+        "retrieval_calls": searches,
+        "tool_calls": len(calls) - searches - len(llm_calls),
         "passages": sum(len(call.passages) for call in calls),
         "llm_calls": len(llm_calls),
         "llm_prompt_tokens": sum(call.prompt_tokens for call in llm_calls),
@@ -110,7 +113,7 @@ def role_costs(forests: Sequence[Forest]) -> dict[str, dict[str, dict[str, float
         if (action := record.action) is not None:
             sums["policy", record.role] += (1, len(action.prompt_ids), len(action.ids))
         for call in record.calls:
-            if call.purpose != SEARCH:
+            if call.is_of_llm:
                 sums["llm", call.purpose] += (1, call.prompt_tokens, call.completion_tokens)
     # Each question that did not fail has one leaf, since the forests are unbranched.
     num_questions = sum(int(forest.leaf_N.sum()) for forest in forests)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from jax_ragrl.types import LLMRequest, Message
 
@@ -61,6 +62,17 @@ class CallLLM(NamedTuple):
     turn: int = -1
 
 
+class CallTool(NamedTuple):
+    """A call of a tool of `Environment.tools`, with JSON arguments by name; `turn` as in `Search`.
+
+    The reply is a `ToolResult`.
+    """
+
+    tool: str
+    arguments: Mapping[str, Any]
+    turn: int = -1
+
+
 class Done(NamedTuple):
     """The end of a rollout: its answer or None, why it ended, and the depth of decision levels."""
 
@@ -69,4 +81,4 @@ class Done(NamedTuple):
     depth: int = 0
 
 
-Effect = Generate | Search | CallLLM | Done
+Effect = Generate | Search | CallLLM | CallTool | Done

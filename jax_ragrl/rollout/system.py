@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.tools import ToolResult
 from jax_ragrl.runtime.records import declare
 from jax_ragrl.types import Hits, Passage, Question
 
 # The reply to one effect: to `Generate`, to `Search`, to `CallLLM`.
-Reply = ParsedAction | Hits | str
+Reply = ParsedAction | Hits | ToolResult | str
 
 
 class Fault(NamedTuple):

@@ -21,6 +21,7 @@ from jax_ragrl.types import Passage, Question
 NO_PARENT = -1
 LEAF = "leaf"  # the role of leaves
 SEARCH = "search"  # the purpose of a call to the retriever
+TOOL_PREFIX = "tool:"  # begins the purpose of a call of a tool
 # Finish reasons that do not name an invalid action.
 LIMITS = ("Max Depth", "Out of Turns", "Out of Rewrites", "Missing Answer")
 
@@ -48,14 +49,16 @@ class Action(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call to the environment: a search, or a call to the frozen language model.
+    """One call to the environment: a search, or a call to the frozen language model or of a tool.
 
     Fields:
-      purpose: `SEARCH`, or the purpose of the language-model request.
+      purpose: `SEARCH`, `TOOL_PREFIX` and the name of a tool, or the purpose of the language-model
+        request.
       turn: the action that pays for the call, as an index into the actions of its rollout.
       round: the round of the call, see `Record`.
-      request: the query, or the last message of the prompt.
-      reply, prompt_tokens, completion_tokens: of the language model.
+      request: the query, the last message of the prompt, or the arguments of a tool as JSON.
+      reply: of the language model, or the result of a tool as JSON.
+      prompt_tokens, completion_tokens: of the language model.
       passages: the passages that a search returned.
     """
 
@@ -67,6 +70,11 @@ class Call(NamedTuple):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     passages: tuple[Passage, ...] = ()
+
+    @property
+    def is_of_llm(self) -> bool:
+        """Whether the frozen language model was called."""
+        return self.purpose != SEARCH and not self.purpose.startswith(TOOL_PREFIX)
 
 
 @dataclasses.dataclass

@@ -5,7 +5,7 @@ instant belongs to the first of these causes that has a call in progress, so the
 causes add up to the duration of the rollout:
 
     device      the sampler, or a model or a search on its devices
-    llm         a language model or a judge on other machines, or without devices
+    llm         a language model or a judge on other machines, or without devices, or a tool
     retriever   a search
     host        none of them: the code of the system, texts, parsing
 """

@@ -13,6 +13,7 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.cache import FILE as CACHE_FILE
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.rollout.tools import Tools
 from jax_ragrl.run.checkpoint_name import has_checkpoints
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.data import LoadedData, load_data
@@ -83,6 +84,7 @@ def build_surroundings(
         policies={},
         tokenizer=tokenizer,
         judge=load_frozen(job.judge) if job.judge.kind != "none" else None,
+        tools=Tools(job.tools),
     )
 
 

@@ -27,6 +27,7 @@ from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.kinds import Index, VectorIndex
 from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.system import check_members
+from jax_ragrl.rollout.tools import Tool
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.base import Credit, Recipe, check_group_size, masked_credit
@@ -199,6 +200,7 @@ class Job:
       llm: the frozen language model.
       judge: a language model that grades answers. It replaces the system's metric in the reward
         and on dev questions; kind `none`: no judge.
+      tools: the tools that the system may call, by name.
       prices: prices of the environment, which give metrics and tables a cost in dollars.
       shapes: static shapes of sampling.
       packing: static shapes of training batches.
@@ -234,6 +236,7 @@ class Job:
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
     judge: LLM = NoLLMConfig()
+    tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
     prices: Prices = FREE
     shapes: Shapes = Shapes()
     packing: Layout = Layout()

@@ -77,6 +77,7 @@ ROLLOUT = (
     ),
     Metric("searches_per_rollout", "calls", "searches on the path to a leaf, mean over leaves"),
     Metric("retrieval_calls", "calls", "searches of the step"),
+    Metric("tool_calls", "calls", "calls of tools of the step"),
     Metric("passages", "passages", "passages that the searches of the step returned"),
     Metric("llm_calls", "calls", "calls to the frozen language model, without the judge"),
     Metric("llm_prompt_tokens", "tokens", "tokens that the frozen language model read"),

@@ -10,6 +10,7 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
+from jax_ragrl.rollout.tools import Tools
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
@@ -27,6 +28,7 @@ class Components(NamedTuple):
     policies: Mapping[str, Decoder]
     tokenizer: ChatTokenizer
     judge: FrozenLLM | None = None
+    tools: Tools = Tools({})
 
     def models(self) -> dict[str, SplitModel]:
         """Returns the policies in the form that samplers need, see `for_sampling`."""
@@ -34,4 +36,5 @@ class Components(NamedTuple):
 
     def environment(self, sampler: ActionSampler) -> Environment:
         """Returns the environment of rollouts, which measures calls in tokens of the policy."""
-        return Environment(sampler, self.retriever, self.llm, self.tokenizer.count, self.judge)
+        count = self.tokenizer.count
+        return Environment(sampler, self.retriever, self.llm, count, self.judge, self.tools)

@@ -1,0 +1,213 @@
+"""Tools of a system: functions, HTTP services and MCP servers, and what their failures mean."""
+
+import contextlib
+import http.server
+import json
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.rollout.collect import collect
+from jax_ragrl.rollout.costs import costs_of, step_costs
+from jax_ragrl.rollout.effects import CallTool, Done, Generate
+from jax_ragrl.rollout.expand import Tree, single_chain
+from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.tools import Tool, ToolResult, Tools
+from jax_ragrl.runtime import records
+from jax_ragrl.types import Message, Question, Sampling
+from tests.rollout.tape import Tape
+
+HERE = "tests.rollout.test_tools"
+CALLS: list[str] = []
+FAILING: set[str] = set()
+
+
+def population(city: str) -> dict:
+    """A table that fails for some cities, hangs for one, and refuses others."""
+    CALLS.append(city)
+    if city in FAILING:
+        raise ConnectionError("the table is away")
+    if city == "slow":
+        time.sleep(5)
+    if city == "?":
+        raise ValueError("no such city")
+    return {"city": city, "population": 100 * len(city)}
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    CALLS.clear()
+    FAILING.clear()
+
+
+class Census:
+    """One action names a city; the answer is its population in the table."""
+
+    style, top_k = "tiny", 1
+
+    def __init__(self):
+        self.roles = {"asker": Role("asker", lambda t: ParsedAction("Ask", (t,)), Sampling())}
+
+    def steps(self, question):
+        ask = yield Generate("asker", (Message("user", question.text),))
+        result = yield CallTool("population", {"city": ask.args[0]})
+        yield Done("unknown" if result.is_error else str(result.value["population"]))
+
+
+def tools(**changes) -> Tools:
+    tool = {"kind": "python", "target": f"{HERE}:population", "retries": 1, **changes}
+    return Tools({"population": Tool(**tool)})
+
+
+def play(tape, questions, table, expander=single_chain):
+    environment = tape.environment()._replace(tools=table)
+    return collect(Census(), expander, questions, environment)
+
+
+def question(n, city):
+    return Question(f"q{n}", city, (str(100 * len(city)),))
+
+
+def test_a_result_reaches_the_system_and_counts():
+    forest = play(Tape({"asker": ["Ulm"]}), [question(0, "Ulm")], tools())
+    (leaf,) = forest.leaves()
+    assert leaf.answer == "300" and leaf.calls[0].request == '{"city": "Ulm"}'
+    assert costs_of(forest)[0]["tool_calls"] == 1 and costs_of(forest)[0]["llm_calls"] == 0
+    assert records.loads(records.dumps(leaf.state)) == leaf.state
+
+
+def test_equal_calls_are_made_once_and_paid_by_all():
+    forest = play(Tape({"asker": ["Ulm", "Ulm "]}), [question(0, "Ulm")], tools(), Tree(2, 1))
+    table = tools()
+    again = play(Tape({"asker": ["Ulm"] * 2}), [question(n, "Ulm") for n in (0, 1)], table)
+    assert CALLS == ["Ulm", "Ulm ", "Ulm"]
+    assert step_costs(forest)["tool_calls"] == step_costs(again)["tool_calls"] == 2
+
+
+def test_refused_arguments_are_a_result_and_not_a_failure():
+    forest = play(Tape({"asker": ["?"]}), [question(0, "Ulm")], tools())
+    assert forest.leaves()[0].answer == "unknown" and not forest.errors() and CALLS == ["?"]
+
+
+def test_a_failed_tool_fails_its_question_alone_and_is_never_a_reward():
+    """With 3 of 10 calls that fail, the other rewards are those of a run without failures."""
+    cities = [f"city{'x' * n}" for n in range(10)]
+    asked = [cities[n] if n % 2 else "other" for n in range(10)]  # half of the answers are wrong
+    questions = [question(n, city) for n, city in enumerate(cities)]
+
+    def rewards(failing):
+        FAILING.clear()
+        FAILING.update(failing)
+        forest = play(Tape({"asker": [*asked]}), questions, tools(retries=0))
+        leaves = np.flatnonzero(forest.leaf_N)
+        reward_N = answer_rewards(forest, lambda answer, golds: float(answer in golds))
+        return dict(zip(forest.question_N[leaves].tolist(), reward_N[leaves].tolist(), strict=True))
+
+    without, failing = rewards([]), rewards([cities[1], cities[3], cities[5]])
+    assert set(without) - set(failing) == {1, 3, 5}
+    assert failing == {n: without[n] for n in failing} and 0 < sum(failing.values()) < 7
+
+
+def test_a_failed_call_is_retried_and_asked_again_later():
+    FAILING.add("Ulm")
+    table = tools()
+    assert "the tool population failed: ConnectionError" in str(
+        table.call("population", {"city": "Ulm"})
+    )
+    assert CALLS == ["Ulm", "Ulm"]
+    FAILING.clear()
+    assert table.call("population", {"city": "Ulm"}) == ToolResult(
+        '{"city": "Ulm", "population": 300}'
+    )
+
+
+def test_a_call_ends_at_its_deadline():
+    failed = tools(timeout=0.05, retries=0).call("population", {"city": "slow"})
+    assert isinstance(failed, EffectError) and "no result within 0.05 s" in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tools().call("area", {}), "calls the tool 'area', but the config has population"),
+        (lambda: tools().call("population", {"city": {1}}), "are no JSON .* use texts"),
+        (lambda: tools(target="nowhere:f"), "tools.population.target is 'nowhere:f'"),
+        (lambda: tools(kind="http", target="host:1"), "is 'host:1': give http://"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+class Service(http.server.BaseHTTPRequestHandler):
+    """Replies with 503 once, then with the table's result, 422 for an unknown city."""
+
+    asked = 0
+
+    def do_POST(self):
+        Service.asked += 1
+        city = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["city"]
+        status = 503 if Service.asked == 1 else 422 if city == "?" else 200
+        body = json.dumps({"population": 100 * len(city)}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@contextlib.contextmanager
+def served():
+    Service.asked = 0
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/population"
+        finally:
+            server.shutdown()
+
+
+def test_a_service_gets_json_and_is_tried_again():
+    with served() as url:
+        table = tools(kind="http", target=url)
+        assert table.call("population", {"city": "Ulm"}) == ToolResult('{"population": 300}')
+        refused = table.call("population", {"city": "?"})
+        assert refused.is_error and "status 422" in refused.value and Service.asked == 3
+    assert isinstance(
+        tools(kind="http", target=url).call("population", {"city": "Rom"}), EffectError
+    )
+
+
+SERVER = '''
+import os, sys
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("census")
+
+@server.tool()
+def population(city: str) -> int:
+    """The population of a city."""
+    if city == "crash":
+        os._exit(1)
+    return 100 * len(city)
+
+server.run(*sys.argv[1:])
+'''
+
+
+def test_a_tool_of_an_mcp_server_survives_a_crash_of_the_server(tmp_path):
+    pytest.importorskip("mcp")
+    file = tmp_path / "server.py"
+    file.write_text(SERVER)
+    table = tools(kind="mcp", target=f"{sys.executable} {file}", retries=0, timeout=60)
+    assert table.call("population", {"city": "Ulm"}).value == {"result": 300}
+    assert table.call("population", {"town": "Ulm"}).is_error
+    assert isinstance(table.call("population", {"city": "crash"}), EffectError)
+    assert table.call("population", {"city": "Roma"}).value == {"result": 400}
