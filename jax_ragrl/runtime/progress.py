@@ -72,7 +72,7 @@ class Task:
             waited, per_unit = 0.0, seconds / done
         pace = 1 / per_unit
         line += f", {pace:,.1f} per s" if pace >= 1 else f", {per_unit:.1f} s per {self.unit}"
-        if self._total is None:
+        if self._total is None or self.done >= self._total:
             return line
         return f"{line}, about {duration((self._total - self.done) * per_unit - waited)} left"
 

@@ -44,6 +44,9 @@ def test_a_line_has_the_pace_and_the_time_left():
     assert task.line() == "train: 3 of 12 steps, 221.0 s per step, about 30 min left"
     now[0] += 70.0
     assert task.line() == "train: 3 of 12 steps, 471.0 s per step, about 71 min left"
+    task.update(9)
+    now[0] += 20.0  # the work is over, but not what follows it
+    assert task.line().endswith(" s per step")
     task = progress.Task("read", "batch", clock=lambda: now[0])
     now[0] += 40.0
     task.update(80)
