@@ -148,6 +148,7 @@ def test_gold_passages_need_no_answer(tmp_path):
             {},
             r"holds passages \(own_passages\), not questions.*--fields question=NAME",
         ),
+        ([{"turn": "q?"}], "questions", {"text": "body"}, "no known format of questions"),
         ([{"text": "a"}], "passages", {"txt": "a"}, "fields has txt=a"),
     ],
 )

@@ -112,7 +112,8 @@ def _detect(
     mend = f", or name its fields with --fields {mains[content]}"
     mend = mend if file_look.shape in SHAPES else ""
     (other,) = {*BOTH} - {content}
-    if not fitting and _is_own(file_look, other, fields):
+    present = {name: field for name, field in fields.items() if field in file_look.fields}
+    if not fitting and _is_own(file_look, other, present):
         fitting = [f"own_{other}"]
     if fitting:
         gives = " and ".join(FORMATS[fitting[0]].gives) if fitting[0] in FORMATS else other
