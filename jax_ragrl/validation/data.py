@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from jax_ragrl.config.functions import imported
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.mixture import load_answered, load_mixture
@@ -16,7 +17,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import check_bm25_settings
 from jax_ragrl.retrieval.description import encoder_source, read_description
 from jax_ragrl.retrieval.index import FILE, folder_of
-from jax_ragrl.retrieval.kinds import BM25Index, Index, ServerIndex, VectorIndex
+from jax_ragrl.retrieval.kinds import BM25Index, Index, OwnIndex, ServerIndex, VectorIndex
 from jax_ragrl.retrieval.lengths import describe_long
 from jax_ragrl.retrieval.measures import example_names, missing_gold
 from jax_ragrl.run.config import Data, FileData
@@ -146,6 +147,8 @@ def check_index(
     index: Index, workdir: pathlib.Path | None, sample: DataSample
 ) -> Iterator[Finding]:
     """Compares an index that exists with the corpus and with the settings of the config."""
+    if isinstance(index, OwnIndex):
+        imported("index.retriever", index.retriever)
     names_in_use = getattr(index, "folder", "")
     if not isinstance(index, VectorIndex | BM25Index) or not (names_in_use or workdir):
         return

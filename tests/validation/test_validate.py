@@ -162,6 +162,7 @@ DATA_ERRORS = [
     (keys(data__files__corpus=""), r"error .*data.files.corpus is empty"),
     (keys(data__files__fields__question="Q"), r"error .*field 'Q' is missing \(fields: id"),
     (keys(index__kind="exact", index__encoder="{}/no"), r"error .*no"),
+    (keys(index__kind="own", index__retriever="no:R"), r"error +index: index.retriever is 'no:R'"),
     (keys(policy="{}/no"), r"error +policy: .*no"),
     (keys(index__kind="searxng"), r"error +config: missing config key config.index.url"),
 ]
