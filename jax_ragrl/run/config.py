@@ -318,7 +318,8 @@ class Job:
             other = "gae or whitened_gae" if is_group_rule else "a group rule with critic 'none'"
             raise UserError(
                 f"objective.advantage is {rule!r}, but the credit of this system is not made for "
-                f"it: use {other}, or another config.credit (systems/ablation.py)"
+                f"it: use {other}, or another config.credit (a function of your own "
+                "compares groups if it has a parameter 'rule')"
             )
         if self.objective.gae_span == "conversation" and recipe.turn_credit is None:
             raise UserError(

@@ -49,6 +49,13 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
     if ":" in credit:
         own = imported("config.credit", credit)
         kind = "compare" if "rule" in inspect.signature(own).parameters else "credit"
+        try:
+            inspect.signature(own).bind(None, None, **{"rule": None} if kind == "compare" else {})
+        except TypeError as error:
+            raise UserError(
+                f"config.credit is {credit!r}, which cannot be called ({error}): its parameters "
+                "are forest and reward_N, and rule if it compares the actions of a group"
+            ) from error
         none = {"credit": None, "compare": None, "turn_credit": None}
         return dataclasses.replace(recipe, **none | {kind: own}, reads_leaves=True)
     if credit in RETURN_CREDITS:

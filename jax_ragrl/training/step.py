@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference, pairs_of, prefer_all
 from jax_ragrl.learner.packing import Turn, carry_credit, turns_of
 from jax_ragrl.learner.policies import Policies, Schedule, update_all
@@ -122,9 +123,18 @@ def gather(method: Method, questions: Sequence[Question], shard: Callable[[], Fo
 def turns_to_train(method: Method, forest: Forest) -> tuple[list[Turn], np.ndarray]:
     """Returns the turns to train with their credit, and the credit of all nodes.
 
-    The latter is float32 `[N]`; nan where it is undefined, because no leaf is reachable.
+    The latter is float32 `[N]`; nan where it is undefined, because no leaf is reachable. Raises
+    `UserError` if the credit rule does not return a finite credit and a weight per node.
     """
-    credit_N, weight_N = method.credit(forest, forest.reward_N)
+    found, count = method.credit(forest, forest.reward_N), len(forest.records)
+    is_pair = isinstance(found, tuple) and [np.shape(x) for x in found] == [(count,), (count,)]
+    if not is_pair or not np.isfinite(found[0][found[1] > 0]).all():
+        raise UserError(
+            f"config.credit returned {found!r:.200}: return a tuple of two arrays with one number "
+            f"for each of the {count} nodes of the forest: the credit, finite where the weight is "
+            "positive, and the weight, positive at the nodes to train"
+        )
+    credit_N, weight_N = found
     turns = turns_of(forest, credit_N, weight_N, include_forced=method.train_forced)
     if method.carry_tokens:
         turns = carry_credit(turns, forest, credit_N, method.carry_tokens)

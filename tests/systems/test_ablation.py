@@ -18,6 +18,8 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
 from jax_ragrl.systems import ablation
 from jax_ragrl.systems.ablation import with_credit
+from jax_ragrl.training.setup import method_of
+from jax_ragrl.training.step import turns_to_train
 from tests.conftest import REPO
 from tests.rollout.tape import ANN, Tape
 
@@ -60,6 +62,17 @@ def test_a_config_names_a_credit_of_ones_own():
     assert job("mmoa_rag", GRPO | groups).recipe.compare is over_rollouts
     with pytest.raises(UserError, match="config.credit is 'nowhere:rule'.*give module:name"):
         job("mmoa_rag", {"credit": "nowhere:rule"})
+    with pytest.raises(UserError, match="cannot be called .*parameters are forest and reward_N"):
+        job("mmoa_rag", {"credit": "jax_ragrl.credit.returns:monte_carlo"})
+
+
+def test_a_credit_returns_two_numbers_per_node():
+    result = job("mao_arag", {})
+    forest = rolled_out(result, "Ulm")
+    ones, method = np.ones(len(forest.records), np.float32), method_of(result)
+    for wrong in (None, ones, (ones[1:], ones), (ones * np.nan, ones)):
+        with pytest.raises(UserError, match="config.credit returned .*return a tuple of two"):
+            turns_to_train(method._replace(credit=lambda *_, wrong=wrong: wrong), forest)
 
 
 @pytest.mark.parametrize("credit", ["rollouts", "roles", "siblings"])
