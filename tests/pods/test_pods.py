@@ -239,7 +239,7 @@ SelectTypeParameters=CR_Core
 KillWait=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={host},other NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]},{ports[2]} CPUs=1
+NodeName={host},{host}b NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]},{ports[2]} CPUs=1
 PartitionName=spot Nodes=ALL Default=YES PriorityTier=1
 PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
@@ -252,12 +252,10 @@ def cluster(folder: pathlib.Path) -> Iterator[dict[str, str]]:
         found = [stack.enter_context(socket.create_server(("", 0))) for _ in range(3)]
         ports = [x.getsockname()[1] for x in found]
     config = folder / "slurm.conf"
-    config.write_text(CLUSTER.format(folder=folder, host=socket.gethostname(), ports=ports))
+    host = socket.gethostname()
+    nodes = (host, f"{host}b")  # in Slurm's order: the first one, which has an address, coordinates
+    config.write_text(CLUSTER.format(folder=folder, host=host, ports=ports))
     environ = os.environ | {"SLURM_CONF": str(config)}
-    nodes = (
-        socket.gethostname(),
-        "other",
-    )  # the first one is JAX's coordinator, and has an address
     for name in ("state", *(f"spool-{node}" for node in nodes)):
         (folder / name).mkdir()
     daemons = [["slurmctld", "-D"], *(["slurmd", "-D", "-N", node] for node in nodes)]
