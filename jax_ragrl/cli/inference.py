@@ -64,6 +64,8 @@ def add_export(command: AddCommand) -> None:
     sub.add_argument(
         "--adapter", action="store_true", help="export only the LoRA adapter, in PEFT format"
     )
+    gguf = "also write model.gguf, the same weights for llama.cpp and Ollama"
+    sub.add_argument("--gguf", action="store_true", help=gguf)
     push = "repository on the Hugging Face Hub that the folder is uploaded to, created if missing"
     sub.add_argument("--push-to", default="", metavar="OWNER/NAME", help=push)
     public = "let everyone read a new repository of --push-to, which is private otherwise"
@@ -141,8 +143,10 @@ def run_serve(options: argparse.Namespace) -> None:
 def run_export(options: argparse.Namespace) -> None:
     if options.public and not options.push_to:
         raise UserError("--public is for an upload: give --push-to OWNER/NAME, or leave it out")
+    if options.adapter and options.gguf:
+        raise UserError("an adapter alone is no GGUF file: give --adapter or --gguf, not both")
     from jax_ragrl.export.run import export_run
 
-    names = ("workdir", "out", "policy", "dtype", "adapter", "push_to", "public")
+    names = ("workdir", "out", "policy", "dtype", "adapter", "gguf", "push_to", "public")
     result = export_run(**{name: getattr(options, name) for name in names})
     print(json.dumps(result, default=str))

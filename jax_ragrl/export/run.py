@@ -8,9 +8,11 @@ from typing import Any
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
+from jax_ragrl.export.llama_cpp import write_gguf
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.thinking import set_thinking_default, thinking_of
 from jax_ragrl.export.weights import export, export_adapter
+from jax_ragrl.models import gguf_file
 from jax_ragrl.models.by_name import local_model
 from jax_ragrl.models.hf import check_new
 from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
@@ -27,6 +29,7 @@ def export_run(
     policy: str = "",
     dtype: str = "bfloat16",
     adapter: bool = False,
+    gguf: bool = False,
     push_to: str = "",
     public: bool = False,
 ) -> dict[str, Any]:
@@ -36,15 +39,18 @@ def export_run(
       policy: the name of a policy; empty if the run has one.
       dtype: the dtype of the weights.
       adapter: export only the LoRA adapter.
+      gguf: also write `model.gguf` (see `export.llama_cpp`).
       push_to: a repository on the Hub, which everyone may read if it is `public`; empty: no upload.
 
     Returns:
       The fields of `ExportResult` and, after an upload, `url` and `private`.
 
     Raises:
-      UserError: there is no such run or policy, the export reads back with other logits, or the
-        Hub does not accept the upload.
+      UserError: there is no such run or policy, the export reads back with other logits, the policy
+        cannot be a GGUF file, or the Hub does not accept the upload.
     """
+    if gguf:
+        gguf_file.check_package("--gguf")
     run = parse_run(workdir)
     values = load_saved_config(run.folder / "config.json")
     job = load_job(values)
@@ -65,6 +71,9 @@ def export_run(
     thinks = any(r.thinking for r in job.recipe.system.roles.values() if r.policy == name)
     if not adapter:
         set_thinking_default(result.folder, thinking=thinks)
+    if gguf:
+        size = write_gguf(result.folder).stat().st_size
+        result = result._replace(num_bytes=result.num_bytes + size)
     facts = CardFacts(
         job=job,
         values=values,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import importlib.util
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -168,12 +169,12 @@ class GGUF:
 
         def fetch() -> np.ndarray:
             bar.update(1)
-            return self._value(name, layer).reshape(layout.stored_shape)
+            return self.value(name, layer).reshape(layout.stored_shape)
 
         dtype = DTYPES.get(tensor.tensor_type.name, "float32")
         return safetensors_io.Entry(stored, layout.stored_shape, dtype, fetch)
 
-    def _value(self, name: str, layer: int | None) -> np.ndarray:
+    def value(self, name: str, layer: int | None) -> np.ndarray:
         """A tensor's values, rows in Transformers' order."""
         from gguf import dequantize
 
@@ -323,15 +324,20 @@ class _Fields:
         return {name.removeprefix(prefix): self._read(name) for name in names}
 
 
+def check_package(purpose: str) -> None:
+    """Raises `UserError`, which begins with `purpose`, unless the package `gguf` is installed."""
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(
+            f"{purpose} needs the package gguf: 'pip install \"jax_ragrl[gguf]\"', or "
+            "'pip install gguf'"
+        )
+
+
 def _open(path: Path) -> Any:
     """The reader of the package `gguf` on a whole file."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise UserError(
-            f"reading {path} needs the package gguf: 'pip install \"jax_ragrl[gguf]\"', or "
-            "'pip install gguf'"
-        ) from error
+    check_package(f"reading {path}")
+    from gguf import GGUFReader
+
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise UserError(f"{path} is not a GGUF file: download it again")
@@ -378,6 +384,12 @@ def split_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
     """
     pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def join_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Query or key rows in the order of a Llama file: the inverse of `split_halves`."""
+    halves = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:

@@ -134,13 +134,15 @@ def write_run(workdir: pathlib.Path, *overrides: str) -> None:
 
 
 def test_the_command_exports_with_a_card_and_uploads(hub: Hub, tmp_path, capsys):
+    pytest.importorskip("gguf")
     write_run(tmp_path)
     out = tmp_path / "out"
     arguments = ["export", str(tmp_path / "run"), "--out", str(out), "--dtype", "float32"]
     assert main([*arguments, "--push-to", "someone/policy"]) == 2
     assert "the token may not write" in capsys.readouterr().err and not out.exists()
-    assert main([*arguments, "--push-to", NAME]) == 0
+    assert main([*arguments, "--push-to", NAME, "--gguf"]) == 0
     result = json.loads(capsys.readouterr().out)
+    assert (out / "model.gguf").stat().st_size < result["num_bytes"]
     assert result["private"] and result["url"] == f"{hub.url}/{NAME}"
     assert files(hub.folders[NAME]) == files(out)
     card = (out / "README.md").read_text()

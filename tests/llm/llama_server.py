@@ -1,4 +1,4 @@
-"""llama.cpp's own server with SmolLM2, in a process that tests may kill."""
+"""llama.cpp's own server with SmolLM2 or another file, in a process that tests may kill."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from jax_ragrl.models.by_name import SMOLLM2, SMOLLM2_PACKAGE, local_model
 
@@ -19,6 +20,9 @@ params = xllamacpp.CommonParams()
 params.model.path, params.model_alias = sys.argv[1], {sys.argv[2]}
 params.hostnames, params.port = ["127.0.0.1"], 0
 params.n_parallel, params.n_ctx = 1, 2048
+# Its defaults round keys and values to float16, which decides between nearly equal tokens.
+params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
@@ -27,9 +31,9 @@ threading.Event().wait()
 
 
 @contextlib.contextmanager
-def llama_cpp() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address to give as `base_url`, and the process of the server."""
-    command = [sys.executable, "-c", SERVER, str(local_model(SMOLLM2)), SMOLLM2]
+def llama_cpp(file: Path | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address to give as `base_url`, and the process of the server; None: SmolLM2."""
+    command = [sys.executable, "-c", SERVER, str(file or local_model(SMOLLM2)), SMOLLM2]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         try:
