@@ -33,7 +33,7 @@ lock cpu "$@"
 lock cuda --extra cuda --constraints requirements/cpu.lock
 lock cuda12 --extra cuda12 --constraints requirements/cpu.lock
 lock tpu --extra tpu --constraints requirements/cpu.lock
-lock test --extra test --extra docs --constraints requirements/cpu.lock
+lock test --extra test --extra docs --extra mcp --constraints requirements/cpu.lock
 # These do without the package itself.
 compile release --group release "$@"
 compile references --group references --no-deps "$@"

@@ -28,6 +28,8 @@ def add_serving_options(sub: argparse.ArgumentParser, deadline: float) -> None:
     sub.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=text)
     text = "max connections; further ones get 503"
     sub.add_argument("--connections", type=positive, default=512, help=text)
+    text = "tools for agents by MCP: http = also at /mcp, stdio = on the standard streams alone"
+    sub.add_argument("--mcp", nargs="?", const="http", choices=("http", "stdio"), help=text)
     text = "seconds for requests in progress after SIGTERM"
     sub.add_argument("--drain-deadline", type=positive, default=20, help=text)
 
@@ -36,6 +38,10 @@ def serving_settings(options: argparse.Namespace) -> tuple[Limits, Settings]:
     """The limits and settings of a server; `UserError` if others could ask without a key."""
     from jax_ragrl.serve.access import Settings, check_access, read_keys
     from jax_ragrl.serve.http import Limits, check_limits
+    from jax_ragrl.serve.mcp import check_package
+
+    if options.mcp:
+        check_package()
 
     limits = Limits(options.batch, options.waiting, options.deadline)
     settings = Settings(
@@ -46,6 +52,7 @@ def serving_settings(options: argparse.Namespace) -> tuple[Limits, Settings]:
         hosts=tuple(options.allow_host),
         connections=options.connections,
         drain=options.drain_deadline,
+        mcp=options.mcp or "",
     )
     # Before a model is loaded: a wrong option fails at once.
     check_limits(limits)

@@ -32,6 +32,7 @@ class Settings(NamedTuple):
       hosts: further names by which clients may call the server.
       connections: max number of connections; further ones get status 503.
       drain: seconds from SIGTERM to the end of the requests in progress.
+      mcp: `http`: also offer tools to agents at `/mcp`; `stdio`: on the standard streams alone.
     """
 
     host: str = "127.0.0.1"
@@ -41,6 +42,7 @@ class Settings(NamedTuple):
     hosts: tuple[str, ...] = ()
     connections: int = 512
     drain: int = 20
+    mcp: str = ""
 
 
 SETTINGS = Settings()

@@ -5,6 +5,7 @@
                               "passages": true adds passages
   POST /v1/chat/completions   OpenAI API: the last user message is the question; may be streamed
   POST /retrieve              search in the index, in the format of `retrieval/remote.py`
+  POST /mcp                   tools for agents, see `serve/mcp.py`, if asked for
   GET  /v1/models, /health    the served model; healthy once its programs are compiled
   GET  /metrics               counts and durations, for Prometheus
 
@@ -16,18 +17,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jax_ragrl.serve import bodies, chat, http, search
+from jax_ragrl.serve import bodies, chat, http, mcp, search
 from jax_ragrl.serve.access import SETTINGS, Settings
 from jax_ragrl.serve.batcher import Batcher
 from jax_ragrl.serve.http import Limits
 from jax_ragrl.serve.page import page
 from jax_ragrl.serve.replies import Answer, ServedSystem, answer_questions, to_json
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
 
 LIMITS = Limits(batch=64, waiting=256, seconds=600.0)  # OpenAI's client waits as long
 
@@ -40,6 +45,10 @@ def serve(
     Raises:
       UserError: the limits are invalid, or the address is not available.
     """
+    if settings.mcp == mcp.STDIO:
+        service = Service(served_system, limits)
+        service.answers.submit([served_system.warmup_question])
+        return mcp.over_stdio(service.tools())
     make = functools.partial(application, served_system, limits, settings)
     http.listen(make, served_system.name, settings)
 
@@ -50,17 +59,24 @@ def application(
     """Returns the ASGI application, see `serve`; its lifespan ends with the last answer."""
     http.check_limits(limits)
     service = Service(served_system, limits)
+    warmup = http.Warmup(served_system.name, service.answers, served_system.warmup_question)
+
+    async def health(request: Request) -> JSONResponse:
+        facts = {"system": served_system.name, "policy": served_system.policy}
+        return warmup.health(request, facts | service.search.describe())
+
+    tools, running = mcp.over_http(service.tools()) if settings.mcp else ((), None)
     routes = [
         Route("/", page),
         Route("/answer", service.answer, methods=["POST"]),
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/retrieve", service.search.retrieve, methods=["POST"]),
         Route("/v1/models", service.models),
-        Route("/health", service.health),
+        Route("/health", health),
+        *tools,
     ]
-    return http.make_application(
-        routes, {"answers": service.answers, "searches": service.search.searches}, settings
-    )
+    queues = {"answers": service.answers, "searches": service.search.searches}
+    return http.make_application(routes, queues, settings, running)
 
 
 class Service:
@@ -76,7 +92,11 @@ class Service:
         self.search = search.SearchService(
             retriever, max(top_k, 1), search.LIMITS._replace(seconds=limits.seconds)
         )
-        self.warmup = http.Warmup(served_system.name, self.answers, served_system.warmup_question)
+
+    def tools(self) -> MCPServer:
+        """The endpoints as tools for agents."""
+        search, seconds = self.search, self.limits.seconds
+        return mcp.tool_server(search.searches, search.top_k, seconds, self.answers)
 
     async def answer(self, request: Request) -> Response:
         """The answer to a question, or the answers to several, which fail independently."""
@@ -117,8 +137,3 @@ class Service:
         """The list of the one served model."""
         model = {"id": self.served_system.name, "object": "model", "created": 0}
         return JSONResponse({"object": "list", "data": [{**model, "owned_by": "jax_ragrl"}]})
-
-    async def health(self, request: Request) -> JSONResponse:
-        """The served system; status 503 until the warm-up question is answered."""
-        facts = {"system": self.served_system.name, "policy": self.served_system.policy}
-        return self.warmup.health(request, facts | self.search.describe())

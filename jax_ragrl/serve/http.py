@@ -115,7 +115,10 @@ def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
 
 
 def make_application(
-    routes: Sequence[Route], queues: Mapping[str, Batcher[Any, Any]], settings: Settings = SETTINGS
+    routes: Sequence[Route],
+    queues: Mapping[str, Batcher[Any, Any]],
+    settings: Settings = SETTINGS,
+    running: contextlib.AbstractAsyncContextManager[Any] | None = None,
 ) -> Starlette:
     """Returns an ASGI application whose lifespan ends with the work of its queues.
 
@@ -123,11 +126,13 @@ def make_application(
       routes: the endpoints; `/metrics` is added.
       queues: are shown in the metrics, and closed at the end.
       settings: who may ask.
+      running: a context that some of the routes need.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
+        async with running or contextlib.nullcontext():
+            yield
         # In threads, because closing waits for the queue and must not block the event loop.
         ends = (asyncio.to_thread(batcher.close, GRACE) for batcher in queues.values())
         app.state.drained = all(await asyncio.gather(*ends))
@@ -173,14 +178,14 @@ async def deadline(seconds: float | None, batcher: Batcher[Any, Any]) -> AsyncIt
 
 
 async def results(
-    batcher: Batcher[T, R], items: Sequence[T], request: Request
+    batcher: Batcher[T, R], items: Sequence[T], request: Request | None = None
 ) -> list[R | BaseException]:
     """Returns the result of each item; an exception in place of a failed one.
 
     Args:
       batcher: the queue.
       items: are queued together, or not at all.
-      request: of a client; if it leaves, its waiting items are dropped.
+      request: of a client; if it leaves, its waiting items are dropped. None: of no HTTP client.
     """
     try:
         futures = batcher.submit(items)
@@ -191,6 +196,9 @@ async def results(
     work.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def leave() -> None:
+        if request is None:
+            await asyncio.wait([work])
+            return
         while (await request.receive())["type"] != "http.disconnect":
             pass
 

@@ -2,6 +2,7 @@
 
   POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}
   GET  /health     the corpus; healthy once the first search has returned
+  POST /mcp        a tool for agents, see `serve/mcp.py`, if asked for
 
 Queries that arrive during a search join the next one. `retrieval.remote.RemoteRetriever` is the
 client.
@@ -13,7 +14,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,12 +25,15 @@ from starlette.routing import Route
 from jax_ragrl.errors import EffectError
 from jax_ragrl.retrieval.base import Retriever, check_depth, search_pages
 from jax_ragrl.retrieval.remote import to_document
-from jax_ragrl.serve import bodies, http
+from jax_ragrl.serve import bodies, http, mcp
 from jax_ragrl.serve.access import SETTINGS, Settings
 from jax_ragrl.serve.batcher import Batcher
 from jax_ragrl.serve.http import Limits
 from jax_ragrl.serve.replies import error_message
 from jax_ragrl.types import Hits
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
 
 # Of queries. `RemoteRetriever` waits as long, after which nobody waits for the reply.
 LIMITS = Limits(batch=256, waiting=2 * bodies.MAX_QUERIES, seconds=60.0)
@@ -65,6 +69,10 @@ class SearchService:
             outcomes = await http.results(self.searches, requests, request)
         hits = hits_or_raise(outcomes)
         return StreamingResponse(_parts(hits, with_scores), media_type="application/json")
+
+    def tools(self) -> MCPServer:
+        """The endpoint as a tool for agents."""
+        return mcp.tool_server(self.searches, self.top_k, self.limits.seconds)
 
     def describe(self) -> dict[str, Any]:
         """Returns the fields of `/health` about the retriever."""
@@ -124,8 +132,10 @@ def application(
     async def health(request: Request) -> JSONResponse:
         return warmup.health(request, service.describe())
 
-    routes = [Route("/retrieve", service.retrieve, methods=["POST"]), Route("/health", health)]
-    return http.make_application(routes, {"searches": service.searches}, settings)
+    tools, running = mcp.over_http(service.tools()) if settings.mcp else ((), None)
+    retrieve = Route("/retrieve", service.retrieve, methods=["POST"])
+    routes = [retrieve, Route("/health", health), *tools]
+    return http.make_application(routes, {"searches": service.searches}, settings, running)
 
 
 def serve(
@@ -136,5 +146,7 @@ def serve(
     Raises:
       UserError: the address is not available, or a limit allows no request.
     """
+    if settings.mcp == mcp.STDIO:
+        return mcp.over_stdio(SearchService(retriever, top_k, limits).tools())
     make = functools.partial(application, retriever, top_k, limits, settings)
     http.listen(make, "the retriever", settings)
