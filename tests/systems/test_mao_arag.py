@@ -23,7 +23,7 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Execution
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import SEARCH, Call, Forest
 from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.mao_arag import (
     MAOARAG,
@@ -34,6 +34,7 @@ from jax_ragrl.systems.mao_arag import (
     Costs,
     FixedWorkflow,
     Settings,
+    own_reward,
     parse_plan,
     plain_answer,
     recipe,
@@ -451,6 +452,18 @@ def test_the_presets_weigh_costs_differently():
         mao_recipe = recipe(dataclasses.replace(preset, costs=costs))
         credit_N, _ = mao_recipe.credit(forest, mao_recipe.reward(forest))
         np.testing.assert_allclose(credit_N[0], expected, rtol=1e-6)
+
+
+def test_a_search_pays_at_the_alphas_of_figure_4_with_the_weights_of_the_code_alone():
+    """By tables 1 and 3 a search adds 0.081 F1 on NQ, and 1.4e-4 dollars."""
+    largest = []
+    for preset in (Settings(), code("mao_arag")):
+        costs = dataclasses.replace(preset.costs, alpha=1.0, dollars_per_1k_prompt_tokens=1e-3)
+        calls = (Call(SEARCH, 0, 0, ""), Call("answer", 0, 0, "", prompt_tokens=140))
+        largest.append(0.081 / -own_reward(parse_plan("R,AG", first=True), calls, 0, costs))
+    np.testing.assert_allclose(largest, [0.066, 0.153], atol=5e-4)
+    text = (CONFIGS / "mao_arag.py").read_text(encoding="utf-8")
+    assert "Costs (figure 4): `configs/mao_arag.py:code`" in text
 
 
 def test_planner_calls_share_the_answer_reward():

@@ -35,8 +35,9 @@ Departures from the paper and its published code
      KL(pi || ref); `code` has k3, the usual one, whose gradient is that of KL(ref || pi).
   9. Near duplicates in the pool are found by the cosine of the vectors of the index's encoder. With
      hashed words, BM25 or a search server it is that of word counts; the paper's is semantic.
- 10. If the gold answer of a step is unknown (the middle steps of HotpotQA), the reward of an
-     analysis is its form only.
+ 10. If the gold answer of a step is unknown (the middle steps of HotpotQA, and of 2WikiMultiHopQA
+     in a layout without its triples, such as FlashRAG's), the reward of an analysis is its form
+     only.
  11. An analysis has no confidence and no type of missing information (eq. 8).
  12. The paper calls the training of the GRPO that it compares with trajectory-level, and says also
      that all variants are trained on decomposed sub-problems. `group_size=1` is the first reading.
