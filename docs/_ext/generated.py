@@ -19,6 +19,7 @@ import config_keys
 import docstrings
 import glossary
 import metrics
+import papers
 import results
 from docutils import nodes
 from sphinx import addnodes
@@ -38,6 +39,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "config_file": docstrings.config_file,
     "faults": glossary.faults,
     "axes": glossary.axes,
+    "paper": papers.markdown,
 }
 MARK = re.compile(r"^<!-- generated: (\w+)((?: [\w./]+)*) -->$", re.MULTILINE)
 

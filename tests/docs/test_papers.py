@@ -1,0 +1,104 @@
+"""The commands of launch/papers.toml parse, their configs load, and they run with stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import papers
+import pytest
+from generated import filled
+
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.overrides import load_config
+from tests.docs.pages import ROOT, commands
+from tests.docs.test_blocks import check_config, files_of, parsed
+from tests.flags import flags
+
+PAPERS = papers.papers()
+WHOLE = ("train", "config plan", "warmup demos", "warmup pool")  # commands with a whole config
+IN_CI = ("c3po", "coda")  # with and without a frozen model and a warm start
+
+
+@pytest.mark.parametrize("toy", [False, True], ids=["paper", "toy"])
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_commands_of_a_paper_parse_and_their_configs_load(name, toy, monkeypatch):
+    # An option that names a file on the Hub downloads it.
+    monkeypatch.setattr(
+        "jax_ragrl.corpus.data_path.download_data_file", lambda uri: pathlib.Path("file.jsonl")
+    )
+    found = set()
+    for stage in papers.stages(name, toy=toy, whole=True):
+        for words in commands(stage.command):
+            if words[0] != "ragrl":
+                continue
+            assert all((ROOT / file).exists() for file in files_of(words))
+            arguments = parsed(words)
+            check_config(arguments)
+            found.add(arguments.name)
+            if arguments.name in WHOLE[-1:]:  # writes the pool that the config needs
+                arguments.config.append("--config.recipe.expert_pool=none")
+            if arguments.name in WHOLE:
+                load_job(load_config(None, arguments.config))
+    assert {"data index", "train", "evaluate", "config plan"} <= found
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_published_numbers_of_a_paper_are_complete(name):
+    paper = PAPERS[name]
+    for system, numbers in paper["rows"].items():
+        assert len(numbers) == len(paper["sets"]), system
+        if paper["sets"][-1] == "mean":  # CoDA prints 0.407 for a mean of 0.410
+            mean = sum(numbers[:-1]) / (len(numbers) - 1)
+            assert mean == pytest.approx(numbers[-1], rel=1e-2), system
+
+
+def test_every_group_of_tables_and_figures_has_a_state():
+    entries = [entry for paper in PAPERS.values() for entry in paper["tables"]]
+    assert len(entries) == 31
+    for name, paper in PAPERS.items():
+        page = filled(ROOT / "docs" / "papers" / f"{name}.md")
+        assert all(entry["item"] in page for entry in paper["tables"])
+        assert all(stage.command in page for stage in papers.stages(name))
+
+
+def test_an_unknown_stage_is_named():
+    with pytest.raises(SystemExit, match="coda has no stage sft: use names, download, index, plan"):
+        papers.script("coda", ["sft"], toy=False)
+
+
+def test_stages_may_follow_the_option():
+    run = [sys.executable, papers.__file__, "coda", "--toy", "index", "evaluate"]
+    text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert "ragrl data index" in text and "ragrl evaluate" in text and "ragrl train" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_runs_to_its_table_with_stand_ins(name, tmp_path):
+    """A minute of one core each; with CI set only those of `IN_CI`."""
+    if os.environ.get("CI") and name not in IN_CI:
+        pytest.skip("run without CI in the environment")
+    command = tmp_path / "bin" / "ragrl"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m jax_ragrl.cli.main "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    here = {
+        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RUNS": str(tmp_path / "runs"),
+        "XLA_FLAGS": flags(1),
+    }
+    run = [ROOT / "launch" / "paper.sh", name, "--toy"]
+    done = subprocess.run(run, env=os.environ | here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = tmp_path / "runs" / "toy" / name
+    rows = [json.loads(line) for line in (folder / "table" / "rows.jsonl").open()]
+    assert len(rows) >= 3 and not [row for row in rows if "error" in row]
+    assert any(row["system"].startswith("run:") for row in rows)
+    steps = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(steps) >= 1 and pathlib.Path(folder / "table" / "table.md").stat().st_size > 200
