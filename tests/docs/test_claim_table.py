@@ -65,6 +65,14 @@ def test_results_have_differences_seeds_and_commands(render):
     assert "- `ragrl experiment reproduce --claims 16,6`, commit `abc1234`, 2 cores.\n" in text
 
 
+def test_the_p_value_of_a_later_look_is_for_all_looks(render):
+    pairs = [PAIR | {"verdict": "holds", "p_adjusted": p} for p in (0.004, 0.01)]
+    text, rows = render(result(3, pairs=pairs), result(27, verdict="does not hold"), result(1))
+    assert "| holds, look 3, p 0.0300 |" in rows["3"] and "| holds |" in rows["1"]
+    assert "| does not hold, by a later rule |" in rows["27"]
+    assert "does not hold 1, holds 2, " in text
+
+
 def test_the_readme_counts_the_decided_claims():
     root = pathlib.Path(__file__).parents[2]
     results = load_results(root / "docs" / "data" / "claims.json")
