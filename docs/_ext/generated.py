@@ -32,6 +32,8 @@ MAKERS: dict[str, Callable[..., str]] = {
     "subcommands": commands.table,
     "metrics": metrics.markdown,
     "results": results.markdown,
+    "real_gains": results.real_gains,
+    "trial_gains": results.trial_gains,
     "claims": claim_table.markdown,
     "public": api.public,
     "api": api.markdown,
