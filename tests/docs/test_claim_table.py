@@ -78,4 +78,5 @@ def test_the_readme_counts_the_decided_claims():
     results = load_results(root / "docs" / "data" / "claims.json")
     decided = sum(row["verdict"] in (HOLDS, FAILS) for row in results)
     text = (root / "README.md").read_text("utf-8")
-    assert f"{decided} of {len(load_claims())} so far" in text
+    hold = sum(row["verdict"] == HOLDS for row in results)
+    assert f"{decided} of {len(load_claims())} so far ({hold} hold)" in text
