@@ -102,7 +102,8 @@ class Objective:
       aggregation: `token_mean`, `sequence_mean` (mean of each action's mean) or `role_sum` (sum of
         each role's token mean). The loss of an `own` critic is always a token mean.
       skip_zero_advantage: whether an update leaves out groups whose credits are all 0. The
-        gradient is the same, because their advantages are 0 and nothing else is in the loss.
+        gradient is the same, because their advantages are 0 and nothing else is in the loss. If no
+        group has a credit, there is no update: no optimizer moves the weights by its momentum.
     """
 
     loss: str = "clipped_policy_loss"

@@ -47,7 +47,8 @@ def update(
     Args:
       policy: the policy; the buffers of its trained state are donated.
       groups: turns to train, with their credit: the reward that a critic's GAE spreads over the
-        tokens, or the advantage itself (see `Objective.advantage`). Without groups nothing changes.
+        tokens, or the advantage itself (see `Objective.advantage`). Without groups nothing changes,
+        nor if all credits are 0 and `objective.skip_zero_advantage` is set.
       is_measured: whether `move_metrics` are measured after the steps.
       by_role: whether `role_gradients` are measured before the steps.
 
@@ -57,6 +58,8 @@ def update(
     if not groups:
         return policy, {}
     spec = policy.spec
+    if spec.objective.skip_zero_advantage and not _have_credit(groups):
+        return policy, {"zero_advantage_frac": 1.0}
     with mesh_context(spec.mesh):
         data = split_minibatches(groups, spec, rng)
         scores = score_actions(policy, data)
@@ -94,7 +97,7 @@ def split_minibatches(groups: Sequence[Group], spec: PolicySpec, rng: random.Ran
     parts = kept = [order[i::count] for i in range(count)]
     # After the split, so that every group is in the minibatch that it would be in without this.
     if spec.objective.skip_zero_advantage:
-        with_credit = [[g for g in part if any(turn.credit for turn in g.turns)] for part in parts]
+        with_credit = [[g for g in part if _have_credit([g])] for part in parts]
         # Never empty, because the optimizer steps without a gradient too (momentum).
         kept = [some or part[:1] for some, part in zip(with_credit, parts, strict=True)]
     kept_PZ, all_PZ = ([_denominators(spec, part) for part in x] for x in (kept, parts))
@@ -105,6 +108,10 @@ def split_minibatches(groups: Sequence[Group], spec: PolicySpec, rng: random.Ran
         share_PZ=(np.stack(kept_PZ) / np.maximum(np.stack(all_PZ), 1)).astype(np.float32),
         skipped_tokens=tokens[0] - tokens[1],
     )
+
+
+def _have_credit(groups: Sequence[Group]) -> bool:
+    return any(turn.credit for group in groups for turn in group.turns)
 
 
 def _denominators(spec: PolicySpec, groups: Sequence[Group]) -> np.ndarray:

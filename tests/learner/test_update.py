@@ -140,18 +140,17 @@ def test_the_layout_of_rows_changes_no_update():
             np.testing.assert_allclose(x, results[0][0][name], atol=1e-5)
 
 
+UNPENALIZED = Objective(
+    "policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none")
+)
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "role_sum"])
-@pytest.mark.parametrize("credits", [(0, 0, 0, 1.5, -0.5, 0), (0, 0, 0, 0, 0, 0)])
-def test_groups_of_advantage_zero_can_be_left_out(aggregation, credits):
+def test_groups_of_advantage_zero_can_be_left_out(aggregation):
     """Each role's denominator, the optimizer's step and the order of groups remain the same."""
+    credits = (0, 0, 0, 1.5, -0.5, 0)
     samples = [turn._replace(credit=x) for turn, x in zip(turns(), credits, strict=True)]
-    objective = Objective(
-        "policy_gradient_loss",
-        critic="none",
-        advantage="group_centred",
-        kl=KL("none"),
-        aggregation=aggregation,
-    )
+    objective = dataclasses.replace(UNPENALIZED, aggregation=aggregation)
     params, norms, skipped = [], [], []
     for skip in (False, True):
         chosen = dataclasses.replace(objective, skip_zero_advantage=skip)
@@ -164,6 +163,17 @@ def test_groups_of_advantage_zero_can_be_left_out(aggregation, credits):
         np.testing.assert_allclose(x, params[0][name], atol=1e-6, err_msg=name)
     assert skipped[0] is None
     assert 0 < skipped[1] < 1
+
+
+def test_without_credit_there_is_no_update_if_groups_are_left_out():
+    """The momentum of an earlier update would move the weights."""
+    objective = dataclasses.replace(UNPENALIZED, skip_zero_advantage=True)
+    policy, _ = run(prepared(objective, Optimizer(0.1)), turns())
+    before = jax.tree.leaves(jax.device_get(policy.state))
+    policy, metrics = run(policy, [turn._replace(credit=0.0) for turn in turns()])
+    assert metrics["zero_advantage_frac"] == 1 and "grad_norm" not in metrics
+    for one, other in zip(before, jax.tree.leaves(jax.device_get(policy.state)), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("change", [{"kl": KL("loss", "k3")}, {"entropy_coefficient": 0.1}])
