@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.corpus.world import generate
 from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.credit.assign import over_siblings
@@ -126,12 +126,13 @@ def main(steps: int = 20, questions_per_step: int = 32) -> list[float]:
         grammars=role_grammars([GATE], tokenizer),
     )
     policies, rewards = {"policy": policy}, []
-    batches = question_batches(world.questions["train"], questions_per_step, seed=0)
+    stream = QuestionStream(world.questions["train"], seed=0)
     shapes = Shapes(prompt_lengths=(96,), batch_sizes=(16,), max_new_tokens=8)
     for step in range(steps):
         sampler = PolicySampler(acting_models(policies), tokenizer, shapes)
         environment = Environment(sampler, retriever, reader, tokenizer.count)
-        policies, _, forest = train_step(method, policies, environment, next(batches), step)
+        questions = stream.draw(questions_per_step)
+        policies, _, forest = train_step(method, policies, environment, questions, step)
         leaves = np.flatnonzero(forest.leaf_N)
         samples = forest.multiplicity_N[forest.parent_N[leaves]]  # equal actions are one node
         rewards.append(float(np.average(forest.reward_N[leaves], weights=samples)))

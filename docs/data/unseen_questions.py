@@ -19,7 +19,7 @@ import sys
 
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.mixture import load_answered
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import QuestionStream
 
 TRAIN = data_path("nq:train")
 LABELS, STEPS, QUESTIONS_PER_STEP, TEST = 300, 32, 8, 400
@@ -28,8 +28,8 @@ LABELS, STEPS, QUESTIONS_PER_STEP, TEST = 300, 32, 8, 400
 def unseen_ids() -> list[str]:
     """The ids of the 400 questions, in the order of the file."""
     questions = load_answered(TRAIN)
-    batches = question_batches(questions, QUESTIONS_PER_STEP, seed=0)
-    former = [*questions[:LABELS], *(q for _ in range(STEPS) for q in next(batches))]
+    drawn = QuestionStream(questions, seed=0).draw(STEPS * QUESTIONS_PER_STEP)
+    former = [*questions[:LABELS], *drawn]
     former_ids = {question.id for question in former}
     return [question.id for question in questions if question.id not in former_ids][-TEST:]
 

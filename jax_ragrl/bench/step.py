@@ -21,7 +21,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.bench.train import peak_bytes
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.models.config import DecoderConfig
@@ -60,11 +60,12 @@ def bench_step(
     policies = initial_policies(job, components, shape)
     # Frees the copies that are not trained.
     components = components._replace(policies={})
-    data = question_batches(components.questions["train"], job.run.questions_per_step, job.seed)
+    data = QuestionStream(components.questions["train"], job.seed)
     steps = []
     # The first step compiles and is reported separately.
     for step in range(1 + repeats):
-        policies, facts = _profile_step(job, components, policies, next(data), step)
+        questions = data.draw(job.run.questions_per_step)
+        policies, facts = _profile_step(job, components, policies, questions, step)
         steps.append(facts)
     return {
         "device": jax.devices()[0].device_kind,

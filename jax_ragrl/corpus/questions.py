@@ -1,7 +1,7 @@
-"""Questions with answers, and an endless, shuffled, resumable pipeline over them (Grain).
+"""Questions with answers, and an endless, shuffled, resumable stream of them (Grain).
 
-The order is a function of the questions' order and the seed. The iterator's state is a small JSON
-object that is saved in checkpoints.
+The order is a function of the questions' order and the seed. The state of the stream is a small
+JSON object that is saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 import grain
 
@@ -19,8 +18,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
 SPLITS = ("train", "dev", "test")
-EPOCHS = 10**9  # in effect endless: Grain's endless repeat overflows at a batch size of one
-Batches: TypeAlias = grain.DatasetIterator[list[Question]]
+EPOCHS = 10**9  # in effect endless
 
 
 def split_questions(
@@ -71,24 +69,32 @@ def fingerprint(questions: Sequence[Question], *, with_gold: bool = False) -> st
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def question_batches(questions: Sequence[Question], batch_size: int, seed: int) -> Batches:
-    """Returns an endless iterator over lists of `batch_size` questions.
+class QuestionStream:
+    """Draws questions without end; every epoch is a new permutation of all of them.
 
-    Every epoch is a new permutation of all questions. A batch may span two epochs and then contain
-    a question twice: identify its copies by their position, not by their id. `get_state()` can be
-    stored as JSON; `set_state(state)` continues with the batch after it.
+    A draw may span two epochs and then contain a question twice: identify its copies by their
+    position, not by their id. `get_state()` can be stored as JSON; `set_state(state)` continues
+    with the questions after it.
 
     Raises:
-      UserError: no questions, or a batch size below one.
+      UserError: there are no questions.
     """
-    if not questions or batch_size < 1:
-        raise UserError(
-            f"{len(questions)} questions in batches of {batch_size}: a batch needs at least one "
-            "question and a batch size of at least one"
-        )
-    # The shuffle precedes the repetition, so that Grain permutes every epoch differently. Batching
-    # comes last: no batch is smaller because an epoch ends.
-    dataset = grain.MapDataset.source(tuple(questions)).shuffle(seed=seed).repeat(EPOCHS)
-    batches = dataset.batch(batch_size, batch_fn=list)
-    # The questions are in memory: prefetch threads would add cost and save nothing.
-    return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+    def __init__(self, questions: Sequence[Question], seed: int) -> None:
+        if not questions:
+            raise UserError("there are no questions to draw from: a run needs at least one")
+        # The shuffle precedes the repetition, so that Grain permutes every epoch differently.
+        source = grain.MapDataset.source(tuple(questions))
+        self._dataset = source.shuffle(seed=seed).repeat(EPOCHS)
+        self._position = 0
+
+    def draw(self, count: int) -> list[Question]:
+        """Returns the next `count` questions."""
+        start, self._position = self._position, self._position + count
+        return [self._dataset[i] for i in range(start, self._position)]
+
+    def get_state(self) -> dict[str, int]:
+        return {"position": self._position}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        self._position = state["position"]

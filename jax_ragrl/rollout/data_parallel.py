@@ -9,7 +9,7 @@ stay together, because they share their prompt.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -53,11 +53,22 @@ def merge_shards(
     """
     if len(forests) == 1:
         return forests[0]
-    shards = shard_questions(questions, len(forests), rollouts)
+    return join_forests(questions, forests, shard_questions(questions, len(forests), rollouts))
+
+
+def join_forests(
+    questions: Sequence[Question],
+    forests: Sequence[Forest],
+    numbers: Sequence[Iterable[int]],
+) -> Forest:
+    """Joins forests, node for node that of one `collect` over `questions`, without rewards.
+
+    `numbers` has, for each forest, the indices of its questions in `questions`.
+    """
     # 1. Concatenate the records, with parents and questions renumbered.
     records, failures = list[Record](), dict[int, str]()
-    for shard, forest in zip(shards, forests, strict=True):
-        indices, first = [*shard], len(records)
+    for own, forest in zip(numbers, forests, strict=True):
+        indices, first = [*own], len(records)
         for record in forest.records:
             parent = record.parent if record.parent == NO_PARENT else first + record.parent
             question = indices[record.question]

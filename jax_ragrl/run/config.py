@@ -117,6 +117,11 @@ class Run:
     Fields:
       steps: the number of training steps; with `patience` or `token_budget`, the largest number.
       questions_per_step: the number of questions per step.
+      refill: the most further rounds of questions in a step. A question is dead if its rollouts all
+        earned the same, so that a group rule gives every action the advantage 0. Each round asks as
+        many further questions as are dead, and the update leaves out the dead ones. If dead
+        questions remain after the last round, the update is on fewer than `questions_per_step`;
+        without any other question there is none. 0: dead questions remain in the update.
       lockstep: whether all branches wait for each other in every round. Without it a
         branch continues as soon as its own replies have arrived, which helps if some replies of a
         language model on other machines take much longer than others; see `rollout.collect`. A
@@ -153,6 +158,7 @@ class Run:
 
     steps: Natural
     questions_per_step: Count = 16
+    refill: Natural = 0
     lockstep: bool = True
     staleness: Annotated[int, Ge(0), Le(1)] = 0
     other_versions: bool = False
@@ -320,6 +326,12 @@ class Job:
                 f"objective.advantage is {rule!r}, but the credit of this system is not made for "
                 f"it: use {other}, or another config.credit (a function of your own "
                 "compares groups if it has a parameter 'rule')"
+            )
+        if self.run.refill and not (is_group_rule and self.preference is None):
+            raise UserError(
+                f"run.refill is {self.run.refill}, but only with a group rule and without "
+                "preference pairs do equal rewards teach nothing: use 0, or a group rule with "
+                "critic 'none'"
             )
         if self.objective.gae_span == "conversation" and recipe.turn_credit is None:
             raise UserError(

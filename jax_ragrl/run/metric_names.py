@@ -32,6 +32,8 @@ ROLLOUT = (
     Metric("strategy_reward/<strategy>", "reward", "mean reward of the leaves of a strategy"),
     Metric("role_reward/<role>", "reward", "mean reward of a role's sampled actions themselves"),
     Metric("credit/<role>", "reward", "mean credit of a role's trained actions"),
+    Metric("questions/asked", "questions", "questions asked in the step, with a group rule"),
+    Metric("questions/dead", "questions", "those whose actions all have advantage 0"),
     Metric("frac_reward_zero_std", "fraction", "questions whose leaves all have the same reward"),
     Metric(
         "frac_reward_zero_std/<role>",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.policies import Policies
@@ -50,7 +50,7 @@ from jax_ragrl.training.setup import (
     trained_state,
     updates_of,
 )
-from jax_ragrl.training.step import learn, turns_to_train
+from jax_ragrl.training.step import dead_questions, learn, turns_to_train
 from jax_ragrl.training.warden import Warden
 
 
@@ -156,6 +156,9 @@ def take_step(
     recipe, metric = job.recipe, training_metric(job.recipe.metric)
     metrics |= describe_rollout(forest, credit_N, recipe.reward_terms, job.prices, metric)
     metrics |= expert_fractions(forest, recipe.expander(frozenset(roles)), roles)
+    if job.objective.group_rule is not None:
+        dead = dead_questions(forest, turns)
+        metrics |= {"questions/asked": len(forest.questions), "questions/dead": len(dead)}
     metrics |= rollout.metrics(clock.laps)
     tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
@@ -189,7 +192,8 @@ def start_or_resume(
 def make_rollouts(job: Job, parts: Components) -> Rollouts:
     return Rollouts(
         method=method_of(job),
-        data=question_batches(parts.questions["train"], job.run.questions_per_step, job.seed),
+        data=QuestionStream(parts.questions["train"], job.seed),
+        questions_per_step=job.run.questions_per_step,
         steps=job.run.steps,
         staleness=job.run.staleness,
         act=functools.partial(acting_environment, job, parts),

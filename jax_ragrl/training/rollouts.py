@@ -9,24 +9,33 @@ the samples; importance weights correct for that. A checkpoint holds the forest 
 resumed run trains on the same samples.
 
 On several processes the worker thread of each makes the rollouts of its shard, on its own devices.
-Only the main threads exchange messages, all in one order.
+Only the main threads exchange messages, all in one order. So they ask the questions that replace
+dead ones (`Method.refill`), after the update, but by the same policies as the first ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
-from jax_ragrl.corpus.questions import Batches
+from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.rollout.waiting import CAUSES, DEVICE, WaitingTimes
 from jax_ragrl.runtime import records
-from jax_ragrl.training.step import Method, collect_shard, gather
+from jax_ragrl.training.step import (
+    Method,
+    collect_shard,
+    dead_questions,
+    gather,
+    join,
+    turns_to_train,
+)
 from jax_ragrl.types import Question
 
 
@@ -58,13 +67,15 @@ class Rollout(NamedTuple):
 class InFlight(NamedTuple):
     """Rollouts that were begun before their `step`, from 0, and may be stopped by `waiting`.
 
-    `data` is the state of the questions before the step drew its own. The `staleness` is 0 if the
-    update since was undone. `is_whole`: `rollout` has the rollouts of all processes.
+    `data` is the state of the questions before the step drew its own, and `environment` that of the
+    rollouts. The `staleness` is 0 if the update since was undone. `is_whole`: `rollout` has the
+    rollouts of all processes.
     """
 
     step: int
     data: Any
     questions: Sequence[Question]
+    environment: Environment | None
     rollout: Future[Rollout]
     waiting: WaitingTimes
     staleness: int = 1
@@ -79,7 +90,8 @@ class Rollouts:
     """
 
     method: Method
-    data: Batches
+    data: QuestionStream
+    questions_per_step: int
     steps: int
     staleness: int
     act: Callable[[Policies, bool], Environment]
@@ -100,11 +112,24 @@ class Rollouts:
         waiting = WaitingTimes()
         with waiting.call(DEVICE):
             environment = self.act(policies, False)._replace(times=waiting)
-        method, questions = self.method, next(self.data)
+        method, questions = self.method, self.data.draw(self.questions_per_step)
         forest = gather(
             method, questions, lambda: collect_shard(method, environment, questions, step)
         )
+        forest = self._refill(forest, environment, step)
         return Rollout(forest, 0, waiting.seconds())
+
+    def _refill(self, forest: Forest, environment: Environment, step: int) -> Forest:
+        """Adds rollouts of further questions in place of dead ones (a collective)."""
+        for number in range(1, self.method.refill + 1):
+            dead = dead_questions(forest, turns_to_train(self.method, forest)[0])
+            missing = self.questions_per_step - len(forest.questions) + len(dead)
+            if not missing:
+                break
+            more = self.data.draw(missing)
+            shard = functools.partial(collect_shard, self.method, environment, more, step, number)
+            forest = join(self.method, forest, gather(self.method, more, shard))
+        return forest
 
     def begin(self, policies: Policies, step: int) -> None:
         """Begins the rollouts of a step in the worker thread, if they may be stale.
@@ -118,14 +143,14 @@ class Rollouts:
         waiting, state = WaitingTimes(), self.data.get_state()
         with waiting.call(DEVICE):
             environment = self.act(policies, True)._replace(times=waiting)
-        questions = next(self.data)
+        questions = self.data.draw(self.questions_per_step)
 
         def run() -> Rollout:
             forest = collect_shard(self.method, environment, questions, step)
             return Rollout(forest, 0, waiting.seconds())
 
         rollout = self._pool.submit(run)
-        self._in_flight = InFlight(step, state, questions, rollout, waiting)
+        self._in_flight = InFlight(step, state, questions, environment, rollout, waiting)
 
     def wait(self) -> None:
         """Waits for the rollouts in flight; `take` raises an error of theirs. A collective."""
@@ -139,13 +164,18 @@ class Rollouts:
         in_flight = self._in_flight
         if in_flight is None or in_flight.is_whole:
             return
+        assert in_flight.environment is not None, "only whole rollouts have none"
         shard, whole = in_flight.rollout, Future[Rollout]()
         try:
             forest = gather(self.method, in_flight.questions, lambda: shard.result().forest)
-            whole.set_result(shard.result()._replace(forest=forest))
+            first, waiting = shard.result(), WaitingTimes()
+            environment = in_flight.environment._replace(times=waiting)
+            forest = self._refill(forest, environment, in_flight.step)
+            seconds = {cause: x + first.seconds[cause] for cause, x in waiting.seconds().items()}
+            whole.set_result(Rollout(forest, 0, seconds))
         except Exception as error:  # any error belongs to the step, which comes later
             whole.set_exception(error)
-        self._in_flight = in_flight._replace(rollout=whole, is_whole=True)
+        self._in_flight = in_flight._replace(rollout=whole, environment=None, is_whole=True)
 
     def discard(self) -> None:
         """Stops the rollouts in flight; `take` makes them again, with the policies of its step."""
@@ -186,12 +216,14 @@ class Rollouts:
         self.data.set_state(entries["data"])
         if "forest" not in entries:
             return
-        questions, forest = next(self.data), records.loads(entries["forest"])
+        forest = records.loads(entries["forest"])
+        self.data.draw(len(forest.questions))
         rollout = Future[Rollout]()
         # Another process made them: this one waited for nothing.
         rollout.set_result(Rollout(forest, 0, dict.fromkeys(CAUSES, 0.0)))
         self._in_flight = InFlight(
-            *(step, entries["data"], questions, rollout, WaitingTimes(), entries["staleness"]),
+            *(step, entries["data"], forest.questions, None, rollout, WaitingTimes()),
+            entries["staleness"],
             is_whole=True,
         )
 

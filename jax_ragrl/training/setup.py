@@ -31,6 +31,7 @@ def method_of(job: Job) -> Method:
         schedule=job.schedule,
         lockstep=job.run.lockstep,
         train_forced=job.train_forced,
+        refill=job.run.refill,
         carry_tokens=job.packing.row_lengths[-1] if is_carried else 0,
         preference=job.preference,
         is_measured=job.guard.update_kl.action != OFF,

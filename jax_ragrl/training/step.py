@@ -20,7 +20,7 @@ from jax_ragrl.learner.dpo import Preference, pairs_of, prefer_all
 from jax_ragrl.learner.packing import Turn, carry_credit, turns_of
 from jax_ragrl.learner.policies import Policies, Schedule, update_all
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.data_parallel import merge_shards, own_shard
+from jax_ragrl.rollout.data_parallel import join_forests, merge_shards, own_shard
 from jax_ragrl.rollout.rewards import rewards_of
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.runtime.multihost import all_gather_object
@@ -35,6 +35,8 @@ class Method(NamedTuple):
       credit: from a forest and its rewards to a credit and a weight per node.
       seed: names the run: equal seeds repeat it.
       lockstep: whether all branches wait for each other, see `rollout.scheduler`.
+      refill: the rounds in which a step may ask further questions in place of dead ones, see
+        `dead_questions`, which are not trained then.
       carry_tokens: the longest conversation in tokens over which credit is carried; 0: it ends with
         its turn.
       preference: with it, the update is DPO on pairs of rollouts.
@@ -48,6 +50,7 @@ class Method(NamedTuple):
     schedule: Schedule = Schedule()
     lockstep: bool = True
     train_forced: bool = True
+    refill: int = 0
     carry_tokens: int = 0
     preference: Preference | None = None
     is_measured: bool = False
@@ -94,9 +97,16 @@ def roll_out(
 
 
 def collect_shard(
-    method: Method, environment: Environment, questions: Sequence[Question], step: int
+    method: Method,
+    environment: Environment,
+    questions: Sequence[Question],
+    step: int,
+    refill: int = 0,
 ) -> Forest:
-    """Rolls out the questions of this process, without rewards; arguments as in `train_step`."""
+    """Rolls out the questions of this process, without rewards; arguments as in `train_step`.
+
+    `refill` is the number of the round in which they replace dead questions, from 1.
+    """
     recipe = method.recipe
     own, copies = own_shard(questions, recipe.rollouts)
     return collect(
@@ -104,7 +114,8 @@ def collect_shard(
         recipe.expander(frozenset(method.roles(step))),
         own,
         environment,
-        seed=method.seed * 1_000_003 + step,  # distinct for all runs of up to a million steps
+        # Distinct for all runs of up to a million steps; in a round for a question asked before.
+        seed=(refill << 64) + method.seed * 1_000_003 + step,
         rollouts=recipe.rollouts,
         copies=copies,
         lockstep=method.lockstep,
@@ -117,6 +128,14 @@ def gather(method: Method, questions: Sequence[Question], shard: Callable[[], Fo
     `shard` returns the rollouts of this process, see `collect_shard`.
     """
     forest = merge_shards(questions, all_gather_object(shard), method.recipe.rollouts)
+    return forest._replace(reward_N=rewards_of(method.recipe.reward, forest))
+
+
+def join(method: Method, first: Forest, second: Forest) -> Forest:
+    """Returns the rollouts of the questions of both forests, with their rewards."""
+    questions, size = first.questions + second.questions, len(first.questions)
+    numbers = range(size), range(size, len(questions))
+    forest = join_forests(questions, (first, second), numbers)
     return forest._replace(reward_N=rewards_of(method.recipe.reward, forest))
 
 
@@ -136,9 +155,22 @@ def turns_to_train(method: Method, forest: Forest) -> tuple[list[Turn], np.ndarr
         )
     credit_N, weight_N = found
     turns = turns_of(forest, credit_N, weight_N, include_forced=method.train_forced)
+    if method.refill:
+        dead = dead_questions(forest, turns)
+        turns = [turn for turn in turns if forest.records[turn.node].question not in dead]
     if method.carry_tokens:
         turns = carry_credit(turns, forest, credit_N, method.carry_tokens)
     return turns, np.where(weight_N > 0, credit_N, np.nan)
+
+
+def dead_questions(forest: Forest, turns: Sequence[Turn]) -> set[int]:
+    """Returns the indices of the questions whose turns all have credit 0; failed ones are not.
+
+    With a group rule their rollouts all earned the same. Failed questions are no dead ones: further
+    questions would fail too.
+    """
+    live = {forest.records[turn.node].question for turn in turns if turn.credit}
+    return set(range(len(forest.questions))) - live - set(forest.failed_questions)
 
 
 def learn(

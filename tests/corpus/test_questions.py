@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jax_ragrl.corpus.mixture import load_answered, load_mixture
-from jax_ragrl.corpus.questions import question_batches, sample_in_order, split_questions
+from jax_ragrl.corpus.questions import QuestionStream, sample_in_order, split_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
@@ -14,43 +14,41 @@ ANSWERS = (["a", "b"], [], None)
 QUESTIONS = [Question(str(n), f"q{n}?", ()) for n in range(10)]
 
 
-def take(iterator, batches):
-    return [question.id for _ in range(batches) for question in next(iterator)]
+def ids(questions):
+    return [question.id for question in questions]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 10, 25])
-def test_every_question_is_seen_once_an_epoch(batch_size):
-    seen = take(question_batches(QUESTIONS, batch_size, seed=0), 100 // batch_size)
+@pytest.mark.parametrize("count", [1, 3, 5, 10, 25])
+def test_every_question_is_seen_once_an_epoch(count):
+    stream = QuestionStream(QUESTIONS, seed=0)
+    seen = ids(question for _ in range(100 // count) for question in stream.draw(count))
     epochs = [seen[start : start + 10] for start in range(0, len(seen) - 9, 10)]
     assert all(len(set(epoch)) == 10 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
 
 
-def test_batches_have_equal_size_across_epochs():
-    iterator = question_batches(QUESTIONS, 4, seed=0)
-    assert {len(next(iterator)) for _ in range(20)} == {4}
-
-
-def test_the_order_is_a_function_of_the_seed():
-    orders = [take(question_batches(QUESTIONS, 5, seed), 6) for seed in (0, 0, 1)]
+def test_the_order_is_a_function_of_the_seed_alone():
+    """The sizes of the draws do not change it."""
+    orders = [ids(QuestionStream(QUESTIONS, seed).draw(30)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
+    stream = QuestionStream(QUESTIONS, 0)
+    assert ids(q for count in (7, 1, 0, 13, 9) for q in stream.draw(count)) == orders[0]
 
 
-@pytest.mark.parametrize("done", [0, 1, 2, 7])
+@pytest.mark.parametrize("done", [0, 4, 8, 28])
 def test_resuming_from_a_json_state_continues_exactly(done):
-    whole = question_batches(QUESTIONS, 4, seed=3)
-    take(whole, done)
+    whole = QuestionStream(QUESTIONS, seed=3)
+    whole.draw(done)
     state = json.loads(json.dumps(whole.get_state()))
-    expected = take(whole, 9)
-    resumed = question_batches(QUESTIONS, 4, seed=3)
+    expected = whole.draw(36)
+    resumed = QuestionStream(QUESTIONS, seed=3)
     resumed.set_state(state)
-    assert take(resumed, 9) == expected
+    assert resumed.draw(36) == expected
 
 
-@pytest.mark.parametrize(("questions", "batch_size"), [([], 1), (QUESTIONS, 0)])
-def test_nothing_to_batch_is_refused(questions, batch_size):
-    with pytest.raises(UserError, match="a batch needs"):
-        question_batches(questions, batch_size, seed=0)
+def test_nothing_to_draw_from_is_refused():
+    with pytest.raises(UserError, match="needs at least one"):
+        QuestionStream([], seed=0)
 
 
 def test_a_question_without_an_answer_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.mixture import load_answered
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import QuestionStream
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "data" / "unseen_questions.py"
 
@@ -21,6 +21,5 @@ def test_the_tested_questions_were_neither_labeled_nor_trained_on(tmp_path):
     questions = load_answered(data_path("nq:train"))
     assert len(test) == 400 and sorted(test + train) == sorted(q.id for q in questions)
     assert [q.id for q in questions[:300]] == train[:300]  # the labels of the warm start
-    batches = question_batches(questions, 8, seed=0)
-    trained = {q.id for _ in range(32) for q in next(batches)}
+    trained = {q.id for q in QuestionStream(questions, seed=0).draw(32 * 8)}
     assert len(trained) == 256 and not trained & set(test)

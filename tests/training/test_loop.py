@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner import state as state_module
 from jax_ragrl.learner.checkpoint import Checkpoints
@@ -80,7 +80,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory):
     job = load_job(values)
     parts = build_components(job, folder)
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
-        data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
+        data = QuestionStream(parts.questions["train"], job.seed)
         policies = setup.prepare_policies(job, parts.policies, parts.tokenizer)
         state = jax.tree.map(lambda x: x + 1, setup.trained_state(policies))
         checkpoints.save(1, state, {"data": data.get_state()})

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.rollout.tree import Forest
@@ -90,13 +90,14 @@ def test_a_forest_from_a_checkpoint_has_equal_credit(trial: Trial, monkeypatch: 
         np.testing.assert_array_equal(mine, theirs)
     assert restored.forest.records == forest.records
     # The next questions are those after the forest's.
-    assert next(one.data) == next(other.data)
+    assert one.data.get_state() == other.data.get_state() == {"position": 6}
 
 
 def rollouts_of(trial: Trial) -> Rollouts:
     return Rollouts(
         method=method_of(trial.job),
-        data=question_batches([ANN, BOB] * 3, 1, 0),
+        data=QuestionStream([ANN, BOB] * 3, 0),
+        questions_per_step=6,
         steps=9,
         staleness=1,
         act=lambda *_: Tape(improvise).environment(),
@@ -246,4 +247,4 @@ def test_all_processes_gather_a_forest_once_in_the_main_thread(
         owner.restore(entries, 1)
         assert set(owner.take({}, 1).forest.reward_N) == {99}
     assert len(gathered) == 1 and gathered[0][0] == "MainThread"
-    assert gathered[0][1] == [next(question_batches([ANN, BOB] * 3, 1, 0))[0].id]
+    assert gathered[0][1] == [q.id for q in QuestionStream([ANN, BOB] * 3, 0).draw(6)]

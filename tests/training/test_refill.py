@@ -1,0 +1,184 @@
+"""Dead questions, whose rollouts all earned the same, are replaced within a step."""
+
+from __future__ import annotations
+
+import pathlib
+import zlib
+from typing import Any
+
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.corpus.questions import QuestionStream
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.load import load_job
+from jax_ragrl.training import loop
+from jax_ragrl.training.log import read_metrics
+from jax_ragrl.training.rollouts import collect_shard
+from jax_ragrl.types import LLMRequest, Question
+from tests.rollout.tape import Tape, improvise
+from tests.tiny import saved_policy
+from tests.training.test_outage import ROLL_OUT
+
+pytestmark = pytest.mark.filterwarnings("ignore:guard.")
+PER_STEP, STEPS = 4, 4
+
+
+def has_signal(question: Question) -> bool:
+    """Whether some rollouts of a question are right: for a third of all."""
+    return zlib.crc32(question.id.encode()) % 3 == 0
+
+
+class Routes:
+    """A run of C-3PO's router with recorded replies and real updates.
+
+    Fields:
+      right: the questions to which the language model knows the answer, without a search only.
+      fails: whether no call of the language model has a reply.
+      asked: the questions of each rollout by step.
+      trained: the questions of each update.
+      interrupted_at: a step whose update is interrupted once.
+    """
+
+    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder, self.interrupted_at = folder, -1
+        self.right, self.fails = has_signal, False
+        self.asked, self.trained = list[tuple[int, list[str]]](), list[set[str]]()
+        self.learn = loop.learn
+        saved_policy(folder)
+        monkeypatch.setattr(loop, "acting_environment", lambda *_: self.environment())
+        monkeypatch.setattr(loop, "learn", self.observe)
+        monkeypatch.setattr(ROLL_OUT, self.collect)
+
+    def environment(self) -> Any:
+        return Tape(improvise, replies={"answer_direct": self.reply}).environment()
+
+    def reply(self, request: LLMRequest) -> str | EffectError:
+        text = request.messages[-1].content
+        (question,) = (q for q in self.questions if q.text in text)
+        if self.fails:
+            return EffectError("no route")
+        return question.answers[0] if self.right(question) else "nobody"
+
+    def collect(self, method: Any, environment: Any, questions: Any, step: int, *rest: int) -> Any:
+        self.asked.append((step, [question.id for question in questions]))
+        return collect_shard(method, environment, questions, step, *rest)
+
+    def observe(self, method: Any, policies: Any, forest: Forest, turns: Any, step: int) -> Any:
+        if step == self.interrupted_at:
+            self.interrupted_at = -1
+            raise KeyboardInterrupt
+        numbers = {forest.records[turn.node].question for turn in turns}
+        self.trained.append({forest.questions[i].id for i in numbers})
+        return self.learn(method, policies, forest, turns, step)
+
+    def train(self, workdir: str = "run", **run: Any) -> pathlib.Path:
+        """Trains with settings of `run`; returns the folder of the run."""
+        changes = {"steps": STEPS, "questions_per_step": PER_STEP, "save_every": 1} | run
+        settings = {f"run.{name}": value for name, value in changes.items()}
+        settings |= {"policy": self.folder / "policy", "run.dev_questions": 0}
+        settings |= {"objective.importance_weight_cap": 2.0, "data.world.size": 40}
+        settings |= {"objective.skip_zero_advantage": False}  # which would leave out dead ones, too
+        overrides = [f"--config.{name}={value}" for name, value in settings.items()]
+        job = load_job(load_config(CONFIGS / "tiny" / "c3po_router.py", overrides))
+        folder = self.folder / workdir
+        folder.mkdir(exist_ok=True)
+        parts = build_components(job, folder)
+        self.questions, self.seed = parts.questions["train"], job.seed
+        loop.train(job, parts, folder)
+        return folder
+
+
+@pytest.fixture
+def routes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Routes:
+    return Routes(tmp_path, monkeypatch)
+
+
+def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(routes: Routes):
+    rows = read_metrics(routes.train(refill=2))
+    stream, expected = QuestionStream(routes.questions, routes.seed), []
+    for step in range(STEPS):
+        asked, missing = [], PER_STEP
+        for _ in range(3):
+            asked += stream.draw(missing)
+            missing = PER_STEP - sum(map(has_signal, asked))
+            if not missing:
+                break
+        expected.append(asked)
+        assert routes.trained[step] == {q.id for q in asked if has_signal(q)}
+        dead = sum(not has_signal(q) for q in asked)
+        assert (rows[step]["questions/asked"], rows[step]["questions/dead"]) == (len(asked), dead)
+        # Metrics of rollouts describe dead questions, too.
+        assert rows[step]["frac_reward_zero_std"] == pytest.approx(dead / len(asked))
+    rolled_out = [[q for s, ids in routes.asked if s == step for q in ids] for step in range(STEPS)]
+    assert rolled_out == [[q.id for q in asked] for asked in expected]
+    assert len({len(asked) for asked in expected}) > 1
+
+
+def test_without_refill_dead_questions_remain(routes: Routes):
+    rows = read_metrics(routes.train(steps=1))
+    assert len(routes.trained[0]) == rows[0]["questions/asked"] == PER_STEP
+    assert rows[0]["questions/dead"] == sum(not has_signal(q) for q in asked_first(routes))
+
+
+def asked_first(routes: Routes) -> list[Question]:
+    return QuestionStream(routes.questions, routes.seed).draw(PER_STEP)
+
+
+def test_a_question_asked_again_in_a_step_has_other_seeds(routes: Routes):
+    routes.train(steps=1)
+    seeds = []
+    method = loop.method_of(load_job(load_config(CONFIGS / "tiny" / "c3po_router.py", [])))
+    for number in (0, 1, 2):
+        tape = Tape(improvise, replies={"answer_direct": routes.reply})
+        collect_shard(method, tape.environment(), asked_first(routes)[:1], 0, number)
+        seeds.append(tape.seeds[0])
+    assert len(set(seeds)) == 3
+
+
+def test_failed_questions_are_not_replaced(routes: Routes):
+    routes.fails = True
+    with pytest.raises(UserError, match="no route"):
+        routes.train(refill=3)
+    assert [len(ids) for _, ids in routes.asked] == [PER_STEP]
+
+
+def test_a_step_without_a_signal_changes_nothing(routes: Routes):
+    """After updates, so that the optimizer has momentum."""
+    folder = routes.train(refill=1, steps=2)
+    before = Checkpoints(folder).meta(2)
+    routes.right = lambda question: False
+    folder = routes.train(refill=1, steps=3)
+    after = Checkpoints(folder).meta(3)
+    assert routes.trained[2] == set() and read_metrics(folder)[2]["questions/dead"] == 2 * PER_STEP
+    assert after["checksums"] == before["checksums"]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_resumed_run_is_bit_identical(routes: Routes, staleness: int):
+    """The rollouts in flight are saved with the questions that replaced dead ones."""
+    settings = {"refill": 2, "staleness": staleness}
+    whole = routes.train("whole", **settings)
+    asked, routes.asked, routes.interrupted_at = routes.asked, [], 2
+    with pytest.raises(KeyboardInterrupt):
+        routes.train("broken", **settings)
+    broken = routes.train("broken", **settings)
+    one, other = (Checkpoints(folder).meta(STEPS) for folder in (whole, broken))
+    assert one == other and len(one["checksums"]) > 10
+    hidden = ("time/", "compile/", "tokens_per_sec")
+    rows = [
+        [{k: v for k, v in row.items() if not k.startswith(hidden)} for row in read_metrics(folder)]
+        for folder in (whole, broken)
+    ]
+    assert rows[0] == rows[1]
+    assert [row["staleness"] for row in rows[0]] == [0] + [staleness] * (STEPS - 1)
+    assert len(asked) > STEPS
+
+
+@pytest.mark.parametrize("config", ["c3po", "rag_ddr"])
+def test_a_critic_and_preference_pairs_refuse_refill(config: str):
+    with pytest.raises(UserError, match="run.refill is 1, but only with a group rule"):
+        load_job(load_config(CONFIGS / "tiny" / f"{config}.py", ["--config.run.refill=1"]))
