@@ -11,6 +11,7 @@ import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import grain
 
@@ -19,6 +20,7 @@ from jax_ragrl.types import Question
 
 SPLITS = ("train", "dev", "test")
 EPOCHS = 10**9  # in effect endless
+FLOOR = 1 / 8  # the smallest weight of a question: after three times without a signal
 
 
 def split_questions(
@@ -72,6 +74,10 @@ def fingerprint(questions: Sequence[Question], *, with_gold: bool = False) -> st
 class QuestionStream:
     """Draws questions without end; every epoch is a new permutation of all of them.
 
+    If outcomes are noted, an epoch asks a question again with the probability of its weight: 1
+    before its first outcome, then the mean of the weight before and the outcome, at least `FLOOR`.
+    The seed and the position decide, so that equal outcomes give equal questions.
+
     A draw may span two epochs and then contain a question twice: identify its copies by their
     position, not by their id. `get_state()` can be stored as JSON; `set_state(state)` continues
     with the questions after it.
@@ -86,15 +92,25 @@ class QuestionStream:
         # The shuffle precedes the repetition, so that Grain permutes every epoch differently.
         source = grain.MapDataset.source(tuple(questions))
         self._dataset = source.shuffle(seed=seed).repeat(EPOCHS)
-        self._position = 0
+        self._seed, self._position, self._weights = seed, 0, dict[str, float]()
 
     def draw(self, count: int) -> list[Question]:
         """Returns the next `count` questions."""
-        start, self._position = self._position, self._position + count
-        return [self._dataset[i] for i in range(start, self._position)]
+        drawn = list[Question]()
+        while len(drawn) < count:
+            question, number = self._dataset[self._position], f"{self._seed} {self._position}"
+            if random.Random(number).random() < self._weights.get(question.id, 1.0):
+                drawn.append(question)
+            self._position += 1
+        return drawn
 
-    def get_state(self) -> dict[str, int]:
-        return {"position": self._position}
+    def note(self, outcomes: Mapping[str, float]) -> None:
+        """Notes whether questions, by id, had a signal when they were asked: 1, or 0 if not."""
+        for name, outcome in outcomes.items():
+            self._weights[name] = max((self._weights.get(name, 1.0) + outcome) / 2, FLOOR)
 
-    def set_state(self, state: Mapping[str, int]) -> None:
-        self._position = state["position"]
+    def get_state(self) -> dict[str, Any]:
+        return {"position": self._position, "weights": dict(self._weights)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._position, self._weights = state["position"], dict(state["weights"])

@@ -122,6 +122,9 @@ class Run:
         many further questions as are dead, and the update leaves out the dead ones. If dead
         questions remain after the last round, the update is on fewer than `questions_per_step`;
         without any other question there is none. 0: dead questions remain in the update.
+      prefer_signal: whether questions that were dead before are asked less often in later epochs,
+        but never less than once in eight epochs on average; see `corpus.questions.QuestionStream`.
+        Every question is asked once before.
       lockstep: whether all branches wait for each other in every round. Without it a
         branch continues as soon as its own replies have arrived, which helps if some replies of a
         language model on other machines take much longer than others; see `rollout.collect`. A
@@ -159,6 +162,7 @@ class Run:
     steps: Natural
     questions_per_step: Count = 16
     refill: Natural = 0
+    prefer_signal: bool = False
     lockstep: bool = True
     staleness: Annotated[int, Ge(0), Le(1)] = 0
     other_versions: bool = False
@@ -327,12 +331,14 @@ class Job:
                 f"it: use {other}, or another config.credit (a function of your own "
                 "compares groups if it has a parameter 'rule')"
             )
-        if self.run.refill and not (is_group_rule and self.preference is None):
-            raise UserError(
-                f"run.refill is {self.run.refill}, but only with a group rule and without "
-                "preference pairs do equal rewards teach nothing: use 0, or a group rule with "
-                "critic 'none'"
-            )
+        selects = {"refill": self.run.refill, "prefer_signal": self.run.prefer_signal}
+        for key, value in selects.items():
+            if value and not (is_group_rule and self.preference is None):
+                raise UserError(
+                    f"run.{key} is {value}, but only with a group rule and without preference "
+                    f"pairs do equal rewards teach nothing: use {type(value)()}, or a group rule "
+                    "with critic 'none'"
+                )
         if self.objective.gae_span == "conversation" and recipe.turn_credit is None:
             raise UserError(
                 "objective.gae_span is 'conversation', but no turn of this system continues "

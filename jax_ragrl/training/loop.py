@@ -197,6 +197,7 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
         steps=job.run.steps,
         staleness=job.run.staleness,
         act=functools.partial(acting_environment, job, parts),
+        notes_signal=job.run.prefer_signal,
     )
 
 

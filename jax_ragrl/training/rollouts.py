@@ -87,6 +87,7 @@ class Rollouts:
     """Makes the rollouts of the steps of a run, in order.
 
     `act` returns an environment in which policies act, given whether it outlives the next update.
+    `notes_signal`: `data` learns which questions of a step were dead.
     """
 
     method: Method
@@ -95,6 +96,7 @@ class Rollouts:
     steps: int
     staleness: int
     act: Callable[[Policies, bool], Environment]
+    notes_signal: bool = False
     _in_flight: InFlight | None = None
     _early_wait: float = 0.0
 
@@ -103,6 +105,15 @@ class Rollouts:
 
     def take(self, policies: Policies, step: int) -> Rollout:
         """Returns the rollouts of a step, from 0, in flight or beginning now (a collective)."""
+        rollout = self._take(policies, step)
+        if self.notes_signal:
+            forest = rollout.forest
+            dead = dead_questions(forest, turns_to_train(self.method, forest)[0])
+            asked = [i for i in range(len(forest.questions)) if i not in forest.failed_questions]
+            self.data.note({forest.questions[i].id: float(i not in dead) for i in asked})
+        return rollout
+
+    def _take(self, policies: Policies, step: int) -> Rollout:
         self._finish()
         in_flight, self._in_flight = self._in_flight, None
         early_wait, self._early_wait = self._early_wait, 0.0

@@ -1,5 +1,6 @@
 """Laws of the question pipeline."""
 
+import collections
 import json
 
 import pytest
@@ -44,6 +45,45 @@ def test_resuming_from_a_json_state_continues_exactly(done):
     resumed = QuestionStream(QUESTIONS, seed=3)
     resumed.set_state(state)
     assert resumed.draw(36) == expected
+
+
+def test_a_question_without_a_signal_is_asked_less_often_but_asked():
+    """Its weight halves with each time, down to an eighth, and rises with a signal."""
+    stream = QuestionStream(QUESTIONS, seed=0)
+    asked = collections.Counter()
+    first = stream.draw(10)
+    assert {*ids(first)} == {q.id for q in QUESTIONS}, "all are asked before an outcome counts"
+    for _ in range(4):
+        stream.note({q.id: float(q.id in ("0", "1")) for q in QUESTIONS})
+    assert stream.get_state()["weights"] == {
+        q.id: 1.0 if q.id in "01" else 1 / 8 for q in QUESTIONS
+    }
+    for _ in range(3000):
+        asked.update(ids(stream.draw(1)))
+    # Per epoch 1 of each of the two, and 1/8 of each of the eight.
+    for question in QUESTIONS:
+        assert asked[question.id] == pytest.approx(
+            3000 * (1 / 3, 1 / 24)[question.id > "1"], rel=0.2
+        )
+    stream.note({"5": 1.0})
+    assert stream.get_state()["weights"]["5"] == 9 / 16
+
+
+def test_draws_are_a_function_of_seed_position_and_outcomes():
+    def drawn(seed, outcomes):
+        stream = QuestionStream(QUESTIONS, seed)
+        stream.draw(10)
+        stream.note(outcomes)
+        state = json.loads(json.dumps(stream.get_state()))
+        resumed = QuestionStream(QUESTIONS, seed)
+        resumed.set_state(state)
+        parts = [q for count in (3, 1, 16) for q in resumed.draw(count)]
+        assert ids(parts) == ids(stream.draw(20)) and resumed.get_state() == stream.get_state()
+        return ids(parts)
+
+    dead = dict.fromkeys("0123456", 0.0)
+    assert drawn(0, dead) == drawn(0, dead)
+    assert len({(*drawn(0, dead),), (*drawn(1, dead),), (*drawn(0, {}),)}) == 3
 
 
 def test_nothing_to_draw_from_is_refused():

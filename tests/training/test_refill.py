@@ -27,9 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:guard.")
 PER_STEP, STEPS = 4, 4
 
 
-def has_signal(question: Question) -> bool:
-    """Whether some rollouts of a question are right: for a third of all."""
-    return zlib.crc32(question.id.encode()) % 3 == 0
+def has_signal(name: str) -> bool:
+    """Whether some rollouts of a question are right: for a third of all, by id."""
+    return zlib.crc32(name.encode()) % 3 == 0
 
 
 class Routes:
@@ -61,7 +61,7 @@ class Routes:
         (question,) = (q for q in self.questions if q.text in text)
         if self.fails:
             return EffectError("no route")
-        return question.answers[0] if self.right(question) else "nobody"
+        return question.answers[0] if self.right(question.id) else "nobody"
 
     def collect(self, method: Any, environment: Any, questions: Any, step: int, *rest: int) -> Any:
         self.asked.append((step, [question.id for question in questions]))
@@ -104,12 +104,12 @@ def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(ro
         asked, missing = [], PER_STEP
         for _ in range(3):
             asked += stream.draw(missing)
-            missing = PER_STEP - sum(map(has_signal, asked))
+            missing = PER_STEP - sum(has_signal(q.id) for q in asked)
             if not missing:
                 break
         expected.append(asked)
-        assert routes.trained[step] == {q.id for q in asked if has_signal(q)}
-        dead = sum(not has_signal(q) for q in asked)
+        assert routes.trained[step] == {q.id for q in asked if has_signal(q.id)}
+        dead = sum(not has_signal(q.id) for q in asked)
         assert (rows[step]["questions/asked"], rows[step]["questions/dead"]) == (len(asked), dead)
         # Metrics of rollouts describe dead questions, too.
         assert rows[step]["frac_reward_zero_std"] == pytest.approx(dead / len(asked))
@@ -121,7 +121,7 @@ def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(ro
 def test_without_refill_dead_questions_remain(routes: Routes):
     rows = read_metrics(routes.train(steps=1))
     assert len(routes.trained[0]) == rows[0]["questions/asked"] == PER_STEP
-    assert rows[0]["questions/dead"] == sum(not has_signal(q) for q in asked_first(routes))
+    assert rows[0]["questions/dead"] == sum(not has_signal(q.id) for q in asked_first(routes))
 
 
 def asked_first(routes: Routes) -> list[Question]:
@@ -158,9 +158,17 @@ def test_a_step_without_a_signal_changes_nothing(routes: Routes):
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_a_resumed_run_is_bit_identical(routes: Routes, staleness: int):
-    """The rollouts in flight are saved with the questions that replaced dead ones."""
-    settings = {"refill": 2, "staleness": staleness}
+@pytest.mark.parametrize("prefers", [False, True])
+def test_a_resumed_run_is_bit_identical(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch, staleness: int, prefers: bool
+):
+    """The rollouts in flight are saved with the questions that replaced dead ones.
+
+    There are few questions, so that outcomes decide what later epochs ask.
+    """
+    settings = {"refill": 2, "staleness": staleness, "prefer_signal": prefers}
+    stream = QuestionStream
+    monkeypatch.setattr(loop, "QuestionStream", lambda questions, seed: stream(questions[:9], seed))
     whole = routes.train("whole", **settings)
     asked, routes.asked, routes.interrupted_at = routes.asked, [], 2
     with pytest.raises(KeyboardInterrupt):
@@ -176,9 +184,14 @@ def test_a_resumed_run_is_bit_identical(routes: Routes, staleness: int):
     assert rows[0] == rows[1]
     assert [row["staleness"] for row in rows[0]] == [0] + [staleness] * (STEPS - 1)
     assert len(asked) > STEPS
+    weights = one["data"]["weights"]
+    assert bool(weights) == prefers
+    assert all((x == 1) == has_signal(name) for name, x in weights.items())
 
 
 @pytest.mark.parametrize("config", ["c3po", "rag_ddr"])
-def test_a_critic_and_preference_pairs_refuse_refill(config: str):
-    with pytest.raises(UserError, match="run.refill is 1, but only with a group rule"):
-        load_job(load_config(CONFIGS / "tiny" / f"{config}.py", ["--config.run.refill=1"]))
+@pytest.mark.parametrize(("key", "value"), [("refill", 1), ("prefer_signal", True)])
+def test_a_critic_and_preference_pairs_refuse_a_choice_by_signal(config: str, key: str, value: int):
+    with pytest.raises(UserError, match=f"run.{key} is {value}, but only with a group rule"):
+        override = f"--config.run.{key}={value}"
+        load_job(load_config(CONFIGS / "tiny" / f"{config}.py", [override]))

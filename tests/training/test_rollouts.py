@@ -90,7 +90,7 @@ def test_a_forest_from_a_checkpoint_has_equal_credit(trial: Trial, monkeypatch: 
         np.testing.assert_array_equal(mine, theirs)
     assert restored.forest.records == forest.records
     # The next questions are those after the forest's.
-    assert one.data.get_state() == other.data.get_state() == {"position": 6}
+    assert one.data.get_state() == other.data.get_state() == {"position": 6, "weights": {}}
 
 
 def rollouts_of(trial: Trial) -> Rollouts:
