@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand
+from jax_ragrl.cli.common import DEFAULT_CONFIG, MODEL_FORMS, AddCommand, parse_numbers
 from jax_ragrl.config.arguments import natural, positive
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
@@ -34,12 +34,30 @@ def add_bench(command: AddCommand) -> None:
     _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
     summary = "how well and how fast retrievers find the gold passages of question sets"
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
+    summary = "credit rules against executed replay, on the policy of --config=FILE"
+    _add_credit_options(add("credit", measure_credit, summary, takes_config=True))
     summary = "a whole step of --config=FILE: rollout and updates"
     step = add("step", measure_step, summary, takes_config=True)
     step.add_argument("--workdir", type=local, help="folder with an index (default: a new folder)")
     repeats = "number of timed steps, after one that compiles"
     step.add_argument("--repeats", type=positive, default=2, help=repeats)
     step.add_argument("--shape", help=f"{MODEL}; its weights are random (default: the policies)")
+
+
+def _add_credit_options(kind: argparse.ArgumentParser) -> None:
+    rules = "comma-separated: names of config.credit, or module:function (default: all names)"
+    kind.add_argument("--rules", default="", help=rules)
+    questions = "training questions, each of which has one decision"
+    kind.add_argument("--questions", type=positive, default=48, help=questions)
+    error = "largest standard error of the replayed difference between two actions, in rewards"
+    kind.add_argument("--error", type=float, default=0.05, help=error)
+    repeats = "repetitions of the rollouts of a rule after each action"
+    kind.add_argument("--repeats", type=positive, default=4, help=repeats)
+    kind.add_argument("--group", type=positive, default=4, help="rollouts in a group of chains")
+    kind.add_argument("--widths", default="2,4", help="actions per decision of the trees")
+    folder = "folder of finished decisions (resumable), table.json and page.html"
+    default = pathlib.Path("runs/credit")
+    kind.add_argument("--folder", type=local, default=default, help=folder)
 
 
 def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
@@ -136,6 +154,21 @@ def measure_step(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         workdir = options.workdir or pathlib.Path(folder)
         return bench_step(job, workdir, options.repeats, config)
+
+
+def measure_credit(options: argparse.Namespace) -> dict[str, Any] | str:
+    from jax_ragrl.bench.credit import Audit, bench_credit
+    from jax_ragrl.bench.retrieval import markdown
+
+    rules, widths = tuple(filter(None, options.rules.split(","))), parse_numbers(options.widths)
+    audit = _from_options(
+        Audit, argparse.Namespace(**{**vars(options), "rules": rules, "widths": tuple(widths)})
+    )
+    table = bench_credit(load_config(DEFAULT_CONFIG, options.config), audit, options.folder)
+    if options.json:
+        return table
+    shown = [row for row in table["rows"] if row["group"] == "all"]
+    return markdown({**table, "rows": shown, "errors": []})
 
 
 def measure_sample(options: argparse.Namespace) -> dict[str, Any]:

@@ -143,11 +143,18 @@ def collect(
         repeats[question.id] += 1
     live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
     nodes = Nodes(system, expander, tuple(questions), functools.cache(environment.count))
+    return finish(nodes, live, environment, seed, lockstep=lockstep)
+
+
+def finish(
+    nodes: Nodes, live: Sequence[Branch], environment: Environment, seed: int, *, lockstep: bool
+) -> Forest:
+    """Rolls out the branches `live`, which follow `nodes`, to their ends; see `collect`."""
     Scheduler(nodes, environment, seed, lockstep=lockstep).run(live)
     nodes.sort()
     if environment.judge is not None:
         _grade(nodes, environment, environment.judge)
-    return build_forest(questions, nodes.records, nodes.failures)
+    return build_forest(nodes.questions, nodes.records, nodes.failures)
 
 
 def _grade(nodes: Nodes, environment: Environment, judge: FrozenLLM) -> None:

@@ -1,0 +1,153 @@
+"""The arithmetic of the audit of credit rules: float64, without rollouts (see `bench.credit`).
+
+Axes: D decisions, A = 2 audited actions of a decision, U actions of which the value is replayed,
+M continuations, R repetitions of a rule's rollouts, and L = 2 draws of a repetition, which differ
+in the luck of the other roles alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 1000
+DECIDED = 2.0  # standard errors from 0, from which on the sign of an advantage counts as known
+
+
+class Replay(NamedTuple):
+    """Values of executed continuations; every error is a standard error, in units of the reward.
+
+    Fields:
+      advantage_A: Q(s, a) - V(s). V is a mean over actions that the policy sampled.
+      error_A: of the advantage, by the finite numbers of continuations and of actions in V.
+      gap_error: of Q(s, a_1) - Q(s, a_2), in which V cancels.
+      value, value_error: V(s).
+      shared_A: the covariance of the errors of `-value` and of `advantage_A`.
+    """
+
+    advantage_A: np.ndarray
+    error_A: np.ndarray
+    gap_error: float
+    value: float
+    value_error: float
+    shared_A: np.ndarray
+
+
+def replay_of(return_UM: np.ndarray, share_U: np.ndarray, draws: int) -> Replay:
+    """Estimates advantages from returns, of which column j has the same keys for all actions.
+
+    Args:
+      return_UM: returns of the continuations after each action; the first two are the audited ones.
+      share_U: the share of each action among those that V is the mean of.
+      draws: the number of actions that V is the mean of, drawn apart from the audited ones.
+    """
+    count = return_UM.shape[1]
+    value_M = share_U @ return_UM
+    advantage_AM = return_UM[:2] - value_M
+    value_U, value = return_UM.mean(1), float(value_M.mean())
+    # With few draws the mean over actions is not yet the policy's value, however exact each is.
+    of_actions = share_U @ (value_U - value) ** 2 / (draws - 1)
+    covariance_A = [np.cov(-value_M, row)[0, 1] for row in advantage_AM]
+    return Replay(
+        advantage_A=value_U[:2] - value,
+        error_A=np.sqrt(advantage_AM.var(1, ddof=1) / count + of_actions),
+        gap_error=float((return_UM[0] - return_UM[1]).std(ddof=1) / np.sqrt(count)),
+        value=value,
+        value_error=float(np.sqrt(value_M.var(ddof=1) / count + of_actions)),
+        shared_A=np.array(covariance_A) / count + of_actions,
+    )
+
+
+def moments_of(
+    credit_ARL: np.ndarray, replay: Replay, *, is_return: bool, tokens: int, actions: int
+) -> np.ndarray:
+    """Returns the moments of one decision, float64 `[14]`, whose means over decisions `measures`
+    reads. Each is free of the noise of both estimates: its expectation is that of exact values.
+
+    Args:
+      credit_ARL: the credit of each action in each draw; nan where it was not trained.
+      replay: the replayed values of the decision.
+      is_return: whether the credit is a return, of which V(s) is subtracted (a perfect critic).
+      tokens, actions: generated tokens, and actions with a credit, of rollouts from the root.
+    """
+    is_trained = np.isfinite(credit_ARL)
+    credit_ARL = np.where(is_trained, credit_ARL - replay.value * is_return, 0.0)
+    gap_R = (credit_ARL[0] - credit_ARL[1]).mean(-1)
+    gap, replayed_gap = gap_R.mean(), replay.advantage_A[0] - replay.advantage_A[1]
+    decided_A = np.abs(replay.advantage_A) > DECIDED * replay.error_A
+    # A credit of 0 has no sign: half of these agree by chance.
+    same_ARL = (np.sign(credit_ARL * replay.advantage_A[:, None, None]) + 1) / 2
+    luck = (credit_ARL[..., 0] - credit_ARL[..., 1]) ** 2 / 2
+    return np.array(
+        [
+            replayed_gap**2 - replay.gap_error**2,
+            gap * replayed_gap,
+            gap**2 - gap_R.var(ddof=1) / len(gap_R),
+            (credit_ARL.mean((1, 2)) * replay.advantage_A - is_return * replay.shared_A).mean(),
+            (credit_ARL**2).mean() - is_return * replay.value_error**2,
+            (replay.advantage_A**2 - replay.error_A**2).mean(),
+            credit_ARL.var(1, ddof=1).mean(),
+            luck.mean(),
+            same_ARL[decided_A].mean((1, 2)).sum(),
+            decided_A.sum(),
+            is_trained.mean(),
+            (credit_ARL.mean((1, 2)) - replay.advantage_A).mean(),
+            tokens,
+            actions,
+        ],
+        np.float64,
+    )
+
+
+def measures(moments_D: np.ndarray) -> dict[str, float]:
+    """Returns the measures of a rule from its moments, `[..., 14]`, averaged over decisions.
+
+    agreement   correlation of the expected credit's gap between two actions of a state with the
+                replayed gap. 1: unbiased up to a scale. Corrected for the noise of both
+    scale       slope of that gap on the replayed one; 1: the credit has the scale of the advantage
+    bias        root mean square of the expected gap minus the replayed gap, in rewards
+    correlation of one credit with the advantage, about 0 and not about means; corrected for the
+                noise of the replay alone: the noise of a credit is what it measures
+    sign        share of credits with the sign of the advantage, where that is known
+    noise       standard deviation of the credit of one action in one state, in rewards
+    luck        share of the noise (variance) that the draws of the other roles cause
+    trained     share of draws in which the action is trained
+    offset      mean of the credit minus the advantage: a baseline that depends on the state alone
+    tokens      generated tokens per trained action
+    worth       trained actions with exact advantages that hold the signal of 1,000 tokens: the
+                signal-to-noise ratio of a sum of gradients grows with `correlation`^2 per action
+    """
+    gap, joint, own, cov, square, truth, noise, luck, same, decided, trained, offset, tokens, n = (
+        np.moveaxis(moments_D, -1, 0)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correlation = cov / np.sqrt(square * truth)
+        return {
+            "agreement": joint / np.sqrt(gap * own),
+            "scale": joint / gap,
+            "bias": np.sqrt(np.maximum(own - 2 * joint + gap, 0)),
+            "correlation": correlation,
+            "sign": same / decided,
+            "noise": np.sqrt(noise),
+            "luck": luck / noise,
+            "trained": trained,
+            "offset": offset,
+            "tokens": tokens / n,
+            "worth": 1000 * n / tokens * correlation * np.abs(correlation),
+        }
+
+
+def with_intervals(moments_DX: Sequence[np.ndarray]) -> Mapping[str, tuple[float, float, float]]:
+    """Returns each measure with its 95 % interval, by a bootstrap over decisions."""
+    moments = np.asarray(moments_DX, np.float64)
+    # Equal draws for all rules of the same decisions, so that their intervals can be compared.
+    drawn = np.random.default_rng(0).integers(0, len(moments), (RESAMPLES, len(moments)))
+    resampled = measures(moments[drawn].mean(1))
+    result = {}
+    for name, value in measures(moments.mean(0)).items():
+        values = resampled[name][np.isfinite(resampled[name])]
+        ends = np.quantile(values, [0.025, 0.975]) if values.size else (np.nan, np.nan)
+        result[name] = (float(value), float(ends[0]), float(ends[1]))
+    return result
