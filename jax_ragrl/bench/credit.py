@@ -408,7 +408,7 @@ class Auditor(NamedTuple):
             for r in range(repeats)
             for has_other_luck in (False, True)
         ]
-        for shape in dict.fromkeys(rule.shape for rule in self.rules):
+        for shape in {rule.shape.name: rule.shape for rule in self.rules}.values():
             forest, reward_N, nodes = replay(
                 self.recipe, shape, trials, self.environment, self.seed
             )
