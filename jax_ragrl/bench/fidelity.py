@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 RESAMPLES = 1000
+LEAST = 8  # decisions with unequal replayed values below which no interval is given
 DECIDED = 2.0  # standard errors from 0, from which on the sign of an advantage counts as known
 
 
@@ -140,7 +141,10 @@ def measures(moments_D: np.ndarray) -> dict[str, float]:
 
 
 def with_intervals(moments_DX: Sequence[np.ndarray]) -> Mapping[str, tuple[float, float, float]]:
-    """Returns each measure with its 95 % interval, by a bootstrap over decisions."""
+    """Returns each measure with its 95 % interval, by a bootstrap over decisions.
+
+    The interval is nan with too few decisions, whose spread it would understate.
+    """
     moments = np.asarray(moments_DX, np.float64)
     # Equal draws for all rules of the same decisions, so that their intervals can be compared.
     drawn = np.random.default_rng(0).integers(0, len(moments), (RESAMPLES, len(moments)))
@@ -148,6 +152,7 @@ def with_intervals(moments_DX: Sequence[np.ndarray]) -> Mapping[str, tuple[float
     result = {}
     for name, value in measures(moments.mean(0)).items():
         values = resampled[name][np.isfinite(resampled[name])]
-        ends = np.quantile(values, [0.025, 0.975]) if values.size else (np.nan, np.nan)
+        is_enough = values.size and np.count_nonzero(moments[:, 5]) >= LEAST
+        ends = np.quantile(values, [0.025, 0.975]) if is_enough else (np.nan, np.nan)
         result[name] = (float(value), float(ends[0]), float(ends[1]))
     return result
