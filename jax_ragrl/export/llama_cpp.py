@@ -6,7 +6,7 @@ folder; vectors become float32, as llama.cpp needs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def _write(path: Path, kind: str, fields: dict[str, Any], entries: Sequence[Entr
     from gguf import GGMLQuantizationType, GGUFWriter
 
     writer = GGUFWriter(path, kind)
-    adders = {
+    adders: dict[type, Callable[[str, Any], None]] = {
         bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -75,7 +75,10 @@ def application(
         Route("/health", health),
         *tools,
     ]
-    queues = {"answers": service.answers, "searches": service.search.searches}
+    queues: dict[str, Batcher[Any, Any]] = {
+        "answers": service.answers,
+        "searches": service.search.searches,
+    }
     return http.make_application(routes, queues, settings, running)
 
 
