@@ -514,7 +514,8 @@ def _cells(rows: Sequence[Mapping[str, Any]], rule: AuditedRule) -> dict[str, st
     moments = []
     for row in rows:
         draws, replayed = row["rules"][rule.name], row["replay"]
-        exact = Replay(**{k: np.array(v, np.float64) for k, v in replayed.items()})
+        fields: dict[str, Any] = {k: np.array(v, np.float64) for k, v in replayed.items()}
+        exact = Replay(**fields)
         credit = np.array(draws["credit"], np.float64)
         size = {"tokens": draws["tokens"], "actions": draws["actions"]}
         moments.append(moments_of(credit, exact, is_return=rule.is_return, **size))

@@ -151,7 +151,8 @@ def with_intervals(moments_DX: Sequence[np.ndarray]) -> Mapping[str, tuple[float
     resampled = measures(moments[drawn].mean(1))
     result = {}
     for name, value in measures(moments.mean(0)).items():
-        values = resampled[name][np.isfinite(resampled[name])]
+        values = np.asarray(resampled[name])
+        values = values[np.isfinite(values)]
         is_enough = values.size and np.count_nonzero(moments[:, 5]) >= LEAST
         ends = np.quantile(values, [0.025, 0.975]) if is_enough else (np.nan, np.nan)
         result[name] = (float(value), float(ends[0]), float(ends[1]))
