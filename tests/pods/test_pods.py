@@ -194,7 +194,7 @@ def test_the_same_command_watches_a_run_that_goes_on(tmp_path: pathlib.Path, clo
     assert second.stdout is not None and "ACTIVE" in second.stdout.readline()
     go_on.touch()
     output = second.communicate(timeout=240)[0]
-    assert second.returncode == 0 and output.startswith("begins\nends\n"), output
+    assert second.returncode == 0 and "\nbegins\nends\n" in output, output
     assert [call[1] for call in cloud.calls()].count("scp") == 1
 
 
@@ -213,7 +213,8 @@ def test_a_preempted_pod_is_replaced_and_its_run_ends_as_an_undisturbed_one(
     assert process.returncode == 0, output
     assert not (workdir / "checkpoints" / "damaged-1").exists()
     what = [call[1] for call in cloud.calls() if call[1] in ("create", "delete")]
-    assert what == ["create", "delete", "create", "delete"] and "SUSPENDED" in output
+    # Deleted when the request is suspended, or before that when its worker does not answer.
+    assert what == ["create", "delete", "create", "delete"]
     assert output.count("process 0 of 2, 1 devices here, 2 in all") == 2
     assert digest(workdir) == undisturbed
 
