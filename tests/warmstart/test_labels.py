@@ -134,6 +134,36 @@ def test_mao_arag_decomposes_what_takes_several_searches():
     assert found == [("planner", "QDS"), ("sub_planner", "R,AG"), ("sub_planner", "R,AG")]
 
 
+def test_an_agent_searches_for_a_missing_passage_that_the_question_names():
+    system = SearchAgent("search_r1", "coda_small", 1, max_turns=3, as_chat_turns=True)
+    question = dataclasses.replace(CHAIN, answers=("Alfred Hitchcock",), gold=("3",))
+    assert replies(chain_demos(system, AGENT, question)) == [
+        ("agent", f"<think>I search for it.</think><search>{CHAIN.text}</search>"),
+        ("agent", "<think>Vertigo (film) is missing.</think><search>Vertigo (film)</search>"),
+        ("agent", f"<think>{FILM.text}</think><answer>Alfred Hitchcock</answer>"),
+    ]
+
+
+def test_an_executor_searches_for_what_a_passage_names_though_it_has_an_answer():
+    class Chain(Titles):
+        def search(self, queries, k):
+            return super().search([{CHAIN.text: FILM.title}.get(q, q) for q in queries], k)
+
+    system = CoDA("coda_small", 1, max_turns=2, max_executor_turns=3, as_chat_turns=True)
+    question = dataclasses.replace(CHAIN, answers=("film", "Leytonstone"))
+    titles = gold_titles([question], [FILM, DIRECTOR])
+    labeler = labeler_of("coda")
+    found = label_demos(system, labeler, [question], Chain(), tokenizer(), None, titles)
+    think = "<think>Alfred Hitchcock is missing.</think>"
+    search = f"<refine>{FILM.text}</refine><search>Alfred Hitchcock</search>"
+    assert replies(found)[2] == ("executor", think + search)
+
+
+def test_opera_rewrites_the_query_to_the_title_that_is_missing():
+    system = Opera("opera_small", 1, max_plan_steps=2, max_rewrites=1)
+    assert ("rewrite", "rephrase: Vertigo (film)") in replies(chain_demos(system, "opera"))
+
+
 def test_an_agent_searches_again_with_keywords_then_answers_from_a_passage():
     system = SearchAgent("search_r1", "coda_small", 3, max_turns=3, as_chat_turns=True)
     retriever = Pages([OTHER], [GOLD])

@@ -21,7 +21,6 @@ from jax_ragrl.systems.c3po import (
     render_filter,
     render_router,
 )
-from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.warmstart.labels.gold import Evidence, useful_numbers
 
 
@@ -45,9 +44,6 @@ class Labeler:
             return render_filter(f"{names} answers the question.", numbers)
         actions = [reply for reply in state.replies if isinstance(reply, ParsedAction)]
         tried = {query for action in actions if action.action == RETRIEVAL for query in action.args}
-        known = " ".join([question.text, *(d.text for d in state.documents)])
-        for title in map(evidence.titles.get, evidence.missing(state.documents)):
-            # A title that no text names cannot be known without the gold.
-            if title and title not in tried and cover_match_tokens(known, (title,)):
-                return render_decision(f"{title} is missing.", RETRIEVAL, title)
+        if title := evidence.missing_title(state.documents, tried):
+            return render_decision(f"{title} is missing.", RETRIEVAL, title)
         return render_decision("The search is over.", LLM)

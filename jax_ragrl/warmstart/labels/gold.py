@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from jax_ragrl.text.metrics import cover_match_tokens
@@ -41,6 +41,17 @@ class Evidence(NamedTuple):
         """Returns the names of the gold passages that are not among some passages."""
         found = {name for passage in passages for name in passage.names}
         return tuple(name for name in self.question.gold if name not in found)
+
+    def missing_title(self, passages: Sequence[Passage], searched: Collection[str]) -> str:
+        """Returns the title of a missing gold passage to search for next; or ''.
+
+        It is named by the question or one of the passages: a title that no text names cannot be
+        known without the gold. It is not one of `searched`, the queries so far.
+        """
+        known = " ".join([self.question.text, *(p.text for p in passages)])
+        titles = (self.titles.get(name, "") for name in self.missing(passages))
+        named = (t for t in titles if t and t not in searched and cover_match_tokens(known, (t,)))
+        return next(named, "")
 
 
 def useful_numbers(question: Question, passages: Sequence[Passage]) -> tuple[int, ...]:

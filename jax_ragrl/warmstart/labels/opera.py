@@ -1,7 +1,8 @@
 """Labels of OPERA's roles, for questions that one search answers.
 
-The plan is the question itself; an analysis quotes the answer, or says no; a rewritten query has
-the keywords of the question.
+The plan is the question itself; an analysis quotes the answer, or says no; a rewritten query is the
+title of a gold passage that is missing and that the question or a passage names, or the keywords of
+the question.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from jax_ragrl.systems.opera.grammar import (
     render_plan,
     render_rewrite,
 )
+from jax_ragrl.systems.opera.system import PREVIEW_CHARACTERS, PREVIEWS
 from jax_ragrl.warmstart.labels.gold import Evidence, answer_in, keywords, quote
 
 
@@ -31,4 +33,6 @@ class Labeler:
             answer = answer_in(question, state.candidates)
             text = quote(answer, state.candidates) if answer else "No document has the answer."
             return render_analysis(text, answer)
-        return render_rewrite("rephrase", keywords(question.text))
+        shown = [p._replace(text=p.text[:PREVIEW_CHARACTERS]) for p in state.candidates[:PREVIEWS]]
+        title = evidence.missing_title(shown, ())
+        return render_rewrite("rephrase", title or keywords(question.text))
