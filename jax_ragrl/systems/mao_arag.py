@@ -30,6 +30,9 @@ Departures from the paper and its published code
  10. The paper scales the token cost to a range between 0 and 1; here a turn of many long calls may
      cost more than 1.
  11. Advantages are whitened over the batch, as in the code; eq. 8 has plain ones.
+ 12. References such as #1, which the serial decomposition writes, are replaced by their answers
+     without a call; a frozen model of 1.5B copied the example of its prompt in their place. A
+     sub-question without references is given to the model, as in the paper.
 The costs have equal weights in the paper, and 1 : 0.25 : 0.5 in the code, whose unit of token costs
 is 5e-4 dollars instead of 6.02e-4.
 """
@@ -265,6 +268,11 @@ class MAOARAG:
         strategy, turns = "", 0  # the first legal plan, and the number of planner calls
         items = [Item(question.text)]  # the question, then its sub-questions
         while active := active_items(items, strategy):
+            # Answers replace references such as #1 without a call.
+            for item in (item for item in active if item.todo[0] == FILL):
+                text = fill_references(item.text, items)
+                if text != item.text:
+                    item.text, item.todo = text, item.todo[1:]
             # 1. One effect per item that can proceed.
             replies = yield from all_of([self._effect(i, items, strategy, turns) for i in active])
             for item, reply in zip(active, replies, strict=True):
@@ -347,6 +355,19 @@ def active_items(items: Sequence[Item], strategy: str) -> list[Item]:
         return waiting if strategy == QDP else waiting[:1]
     todo = items[0].todo
     return [items[0]] if todo and (todo[0] != AS or answered(items)) else []
+
+
+def fill_references(text: str, items: Sequence[Item]) -> str:
+    """Returns a sub-question with the answers of earlier ones in place of #1, #2, ...
+
+    A reference to a sub-question without an answer stays. `items` are the question and its parts.
+    """
+
+    def answer(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return (items[number].answer if 0 < number < len(items) else None) or match[0]
+
+    return re.sub(r"#([0-9]{1,2})(?![0-9])", answer, text)
 
 
 def answered(items: Sequence[Item]) -> list[Item]:
