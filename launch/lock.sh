@@ -37,3 +37,5 @@ lock test --extra test --extra docs --extra mcp --constraints requirements/cpu.l
 # These do without the package itself.
 compile release --group release "$@"
 compile references --group references --no-deps "$@"
+compile integrations --group integrations "$@"
+compile inspect --group inspect "$@"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import runpy
+import shlex
 import shutil
 import subprocess
+import sys
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+
+from jax_ragrl.cli import main as cli
 
 LAUNCH = pathlib.Path(__file__).parent.parent / "launch"
 
@@ -154,3 +162,47 @@ def test_relative_paths_refer_to_the_folder_of_the_caller(tmp_path, name):
         str(folder),
         "x.py" if name == "ragrl.sh" else "quickstart x.py",
     ]
+
+
+def test_a_job_of_hugging_face_trains_with_its_variables_and_arguments(monkeypatch):
+    calls = []
+    monkeypatch.setattr(cli, "main", lambda words: calls.append(words) or 3)
+    monkeypatch.setenv("CONFIG", "configs/c3po.py")
+    monkeypatch.setenv("RUN", "one")
+    monkeypatch.setattr(sys, "argv", ["hf_job.py", "--config.run.steps=2"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(LAUNCH / "hf_job.py"), run_name="__main__")
+    assert end.value.code == 3
+    options = ["--config=configs/c3po.py", "--workdir=/runs/one", "--config.run.steps=2"]
+    assert calls == [["train", *options]]
+
+
+def test_a_job_of_hugging_face_declares_what_the_package_offers():
+    # The reference implementation of PEP 723.
+    pattern = r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
+    (match,) = re.finditer(pattern, (LAUNCH / "hf_job.py").read_text())
+    assert match["type"] == "script"
+    declared = tomllib.loads(re.sub(r"(?m)^# ?", "", match["content"]))
+    project = tomllib.loads((LAUNCH.parent / "pyproject.toml").read_text())["project"]
+    (package,) = map(Requirement, declared["dependencies"])
+    assert package.name == project["name"] and package.url is not None
+    assert package.extras <= project["optional-dependencies"].keys()
+    assert declared["requires-python"].startswith(project["requires-python"])
+
+
+def test_the_client_of_hugging_face_accepts_the_job():
+    client = pathlib.Path(sys.executable).with_name("hf")
+    described = (LAUNCH / "hf_job.py").read_text()
+    command = re.search(r"hf (jobs uv run .*?) \[", described.replace("\\\n", ""), re.DOTALL)
+    assert command is not None
+    options = ["--dry-run", "--namespace=owner"]
+    words = command[1].replace("uv run", f"uv run {' '.join(options)}", 1)
+    here = os.environ | {"HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(
+        [client, *shlex.split(words)], cwd=LAUNCH.parent, env=here, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = [line.split() for line in ran.stdout.splitlines()]
+    assert ["script", "launch/hf_job.py"] in told
+    assert ["volumes", "hf://buckets/OWNER/runs:/runs"] in told
+    assert ["env", "CONFIG=configs/c3po.py"] in told
