@@ -10,16 +10,10 @@ import jax_ragrl as rag
 from jax_ragrl import api
 from jax_ragrl.run.load import load_job
 from jax_ragrl.types import Hits, Passage
+from tests.chaos.runs import CONFIG, SMALL
 from tests.conftest import REPO
+from tests.tiny import saved_policy
 
-CONFIG = REPO / "configs" / "tiny" / "c3po.py"
-SMALL = {
-    "data.world.size": 40,
-    "run.steps": 1,
-    "run.questions_per_step": 2,
-    "run.dev_questions": 2,
-    "recipe.tree.width": 1,
-}
 # The names that users import: removing one breaks their code.
 NAMES = {
     *("Answer", "CallLLM", "Done", "Forest", "FrozenLLM", "Generate", "Hits", "Message"),
@@ -71,14 +65,15 @@ def test_a_run_uses_its_own_reward_and_retriever(tmp_path):
         answers.append((question.text, answer))
         return 0.25
 
-    config = rag.load_config(CONFIG, SMALL)
-    run = rag.train(config, tmp_path, reward=reward, retriever=retriever)
+    changes = {**SMALL, "run.steps": 1, "policy": saved_policy(tmp_path)}
+    config, folder = rag.load_config(CONFIG, changes), tmp_path / "run"
+    run = rag.train(config, folder, reward=reward, retriever=retriever)
     assert answers and retriever.queries
-    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert 0 < row["reward/mean"] <= 0.25  # leaves without an answer have 0
     result = rag.evaluate(run, run.questions["test"][:2])
     assert len(result.answers) == 2 and "f1" in result.summary()
-    again = rag.open_run(tmp_path, retriever=retriever)
+    again = rag.open_run(folder, retriever=retriever)
     question = run.questions["test"][0].text
     assert rag.ask(again, question) == rag.ask(run, question)
     assert question in rag.ask(run, question).transcript
@@ -97,7 +92,7 @@ def test_a_reward_replaces_the_terms_of_the_former_one():
 
 
 def test_a_run_without_steps_answers_with_its_untrained_policies(tmp_path):
-    config = rag.load_config("configs/tiny/c3po.py", {"data.world.size": 60, "run.steps": 0})
-    run = rag.train(config, tmp_path)
+    config = rag.load_config(CONFIG, {**SMALL, "run.steps": 0, "policy": saved_policy(tmp_path)})
+    run = rag.train(config, tmp_path / "run")
     question = run.questions["dev"][0].text
     assert rag.ask(run, question).transcript.startswith(question)

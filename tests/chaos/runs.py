@@ -8,6 +8,8 @@ import hashlib
 import io
 import json
 import pathlib
+import subprocess
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,20 +25,25 @@ from jax_ragrl.run.lock import unlock_folder
 from jax_ragrl.runtime.jsonl import read_rows
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "tiny" / "c3po.py"
-# The smallest run that still evaluates, saves trees, and writes checkpoints between its steps.
+# The smallest run, with `tiny.saved_policy`, that still evaluates, saves trees, and writes
+# checkpoints between its steps. Tests that start one share its shapes, and so its programs.
 SMALL: Mapping[str, Any] = {
-    "data.world.size": 60,
-    "run.steps": 4,
+    # The frozen model knows every fact: some strategies are right, and the gradient is not zero.
+    "data.world.size": 40,
+    "data.world.famous_fraction": 1.0,
+    "index.kind": "exact",
+    "run.steps": 3,
     "run.questions_per_step": 2,
     "run.save_every": 1,
     "run.eval_every": 2,
-    "run.dev_questions": 3,
+    "run.dev_questions": 2,
     "run.save_trees_every": 1,
     "optimizer.minibatches": 1,
-    "shapes.prompt_lengths": (288,),
+    "shapes.prompt_lengths": (256,),
     "shapes.batch_sizes": (16,),
-    "packing.row_lengths": (352,),
-    "packing.tokens_per_device": 2112,
+    "shapes.max_new_tokens": 40,
+    "packing.row_lengths": (256,),
+    "packing.tokens_per_device": 2048,
 }
 # Starts of the names of metrics that no seed determines: times, and what depends on the servers
 # and on earlier attempts at the step.
@@ -59,9 +66,10 @@ class Outcome:
         return [line for line in self.output.splitlines() if line.startswith("ragrl: ")]
 
 
-def train_command(workdir: pathlib.Path, **changes: Any) -> list[str]:
+def train_command(workdir: pathlib.Path, policy: pathlib.Path, **changes: Any) -> list[str]:
     """Returns the command; keys of the config are written with `__` for a dot."""
-    values = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+    values = {**SMALL, "policy": policy}
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
     keys = [f"--config.{key}={value}" for key, value in values.items()]
     return ["train", f"--config={CONFIG}", *keys, f"--workdir={workdir}"]
 
@@ -87,6 +95,14 @@ def call(command: Sequence[str], workdir: pathlib.Path) -> Outcome:
             code = 1
     unlock_folder(workdir)
     return Outcome(code, output.getvalue())
+
+
+def wait_for(file: pathlib.Path, process: subprocess.Popen) -> None:
+    """Waits until a running process has made a file."""
+    deadline = time.monotonic() + 300
+    while not file.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def digest(workdir: pathlib.Path) -> str:

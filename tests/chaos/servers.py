@@ -131,9 +131,8 @@ class Servers:
     def __init__(
         self, folder: pathlib.Path, share: float, faults: Sequence[str], seed: int, after: int = 4
     ) -> None:
-        job = load_job(
-            load_config(CONFIG, [f"--config.data.world.size={SMALL['data.world.size']}"])
-        )
+        own = ("data.world.size", "data.world.famous_fraction", "index.kind")
+        job = load_job(load_config(CONFIG, [f"--config.{key}={SMALL[key]}" for key in own]))
         corpus, _, world = load_data(job.data)
         assert world is not None and isinstance(job.index, VectorIndex)
         self._retriever: Retriever = load_retriever(corpus, job.index, folder)
@@ -184,6 +183,8 @@ def served(servers: Servers) -> Iterator[dict[str, Any]]:
         }
 
 
-def train_on(servers: Servers, workdir: pathlib.Path, **changes: Any) -> Outcome:
+def train_on(
+    servers: Servers, workdir: pathlib.Path, policy: pathlib.Path, **changes: Any
+) -> Outcome:
     with served(servers) as addresses:
-        return call(train_command(workdir, **changes, **addresses), workdir)
+        return call(train_command(workdir, policy, **changes, **addresses), workdir)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import random
 import resource
@@ -17,40 +16,42 @@ import pytest
 
 from jax_ragrl.runtime.jsonl import read_rows
 from tests.chaos import servers
-from tests.chaos.runs import call, digest, train_command
+from tests.chaos.runs import call, digest, train_command, wait_for
 from tests.chaos.servers import Servers, train_on
-from tests.flags import flags
+from tests.tiny import saved_policy
 
 pytestmark = [pytest.mark.optimized, pytest.mark.slow]
 REPO = pathlib.Path(__file__).parents[2]
-SHORT = {"run__steps": 3, "run__eval_every": 3, "run__dev_questions": 0}
-
-
-def start(workdir: pathlib.Path) -> subprocess.Popen:
-    environ = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(1), "PYTHONPATH": str(REPO)}
-    command = [sys.executable, "-m", "jax_ragrl.cli.main", *train_command(workdir)]
-    return subprocess.Popen(command, env=os.environ | environ)
-
-
-def test_a_run_that_is_killed_at_a_random_moment_ends_as_an_undisturbed_one(tmp_path: pathlib.Path):
-    begin = time.monotonic()
-    assert start(tmp_path / "whole").wait(900) == 0
-    seconds = time.monotonic() - begin
-    run = start(tmp_path / "killed")
-    time.sleep(random.Random(1).uniform(0.3, 0.9) * seconds)
-    run.send_signal(signal.SIGKILL)
-    run.wait(60)
-    assert start(tmp_path / "killed").wait(900) == 0
-    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def policy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return saved_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, policy: pathlib.Path) -> pathlib.Path:
     """A finished run, made in this process, which compiles only once."""
     folder = tmp_path_factory.mktemp("c3po") / "whole"
-    outcome = call(train_command(folder), folder)
+    outcome = call(train_command(folder, policy), folder)
     assert outcome.code == 0, outcome.output
+    assert all(row["grad_norm"] > 0 for row in read_rows(folder / "metrics.jsonl") if row["step"])
     return folder
+
+
+def test_a_run_that_is_killed_at_a_random_moment_ends_as_an_undisturbed_one(
+    whole: pathlib.Path, policy: pathlib.Path, tmp_path: pathlib.Path
+):
+    command = train_command(tmp_path / "run", policy)
+    program = [sys.executable, "-m", "jax_ragrl.cli.main", *command]
+    process = subprocess.Popen(program, cwd=REPO)
+    wait_for(tmp_path / "run" / "checkpoints" / "1", process)
+    time.sleep(random.Random(1).uniform(0, 1))
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    assert digest(tmp_path / "run") != digest(whole)
+    assert call(command, tmp_path / "run").code == 0
+    assert digest(tmp_path / "run") == digest(whole)
 
 
 def cut(content: bytes) -> bytes:
@@ -64,8 +65,8 @@ def flip(content: bytes) -> bytes:
 
 
 DAMAGES: list[tuple[str, Callable[[bytes], bytes]]] = [
-    ("checkpoints/4/state", flip),
-    ("checkpoints/4/meta/metadata", cut),
+    ("checkpoints/3/state", flip),
+    ("checkpoints/3/meta/metadata", cut),
     ("metrics.jsonl", lambda content: content + b"\x80\xff\xfe{\x00"),
     ("config.json", cut),
     ("index/vectors/c/0/0", flip),
@@ -74,7 +75,7 @@ DAMAGES: list[tuple[str, Callable[[bytes], bytes]]] = [
 
 
 def test_a_damaged_run_is_mended_or_its_damage_is_named(
-    whole: pathlib.Path, tmp_path: pathlib.Path
+    whole: pathlib.Path, policy: pathlib.Path, tmp_path: pathlib.Path
 ):
     expected = digest(whole)
     for name, change in DAMAGES:
@@ -85,48 +86,55 @@ def test_a_damaged_run_is_mended_or_its_damage_is_named(
             data = (x for x in file.glob("**/d/*") if x.is_file())
             file = max(data, key=lambda x: x.stat().st_size)
         file.write_bytes(change(file.read_bytes()))
-        outcome = call(train_command(copy), copy)
+        outcome = call(train_command(copy, policy), copy)
         assert outcome.code in (0, 2) and not outcome.has_traceback, (name, outcome)
         is_mended = outcome.code == 0 and digest(copy) == expected
         assert is_mended or outcome.messages(), name
 
 
 def test_a_full_disk_is_named_and_the_run_continues_as_if_there_had_been_space(
-    whole: pathlib.Path, tmp_path: pathlib.Path
+    whole: pathlib.Path, policy: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """No file may have more than a MiB, so that a checkpoint cannot be written."""
-    command, (soft, hard) = train_command(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    """No file may have more than 64 KiB, so that a checkpoint cannot be written."""
+    shutil.copytree(whole / "index", tmp_path / "index")
+    command = train_command(tmp_path, policy)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         first = call(command, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message = "".join(first.messages())
     assert first.code == 2 and ("full" in message or "ulimit" in message), first
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")][:2] == [0, 1]
     assert call(command, tmp_path).code == 0
     assert digest(tmp_path) == digest(whole)
 
 
-def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(tmp_path: pathlib.Path):
+def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(
+    policy: pathlib.Path, tmp_path: pathlib.Path
+):
     kinds = [name for name in servers.PASSING if "hangs" not in name]
     without, some, every = (Servers(tmp_path / "index", n, kinds, 0) for n in (0.0, 0.3, 1.0))
     for own, name in ((without, "whole"), (some, "faulty")):
-        outcome = train_on(own, tmp_path / name, **SHORT)
+        outcome = train_on(own, tmp_path / name, policy, run__questions_per_step=6)
         assert outcome.code == 0, outcome
     assert sum(some.counts.values()) > 5
-    assert not sum(row["failed"] for row in read_rows(tmp_path / "faulty" / "metrics.jsonl"))
+    assert not sum(row.get("failed", 0) for row in read_rows(tmp_path / "faulty" / "metrics.jsonl"))
     assert digest(tmp_path / "whole") == digest(tmp_path / "faulty")
-    outage = train_on(every, tmp_path / "outage", **SHORT)
+    outage = train_on(every, tmp_path / "outage", policy, run__questions_per_step=6)
     assert outage.code == 2 and not outage.has_traceback, outage
     # The first requests succeed, so an early step may be saved; the last one may not.
     assert not (tmp_path / "outage" / "checkpoints" / "3").exists()
 
 
-def test_odd_replies_fail_their_questions_and_end_no_run(tmp_path: pathlib.Path):
+def test_odd_replies_fail_their_questions_and_end_no_run(
+    policy: pathlib.Path, tmp_path: pathlib.Path
+):
     """From the first request on: a server need not have answered before."""
-    own = Servers(tmp_path / "index", 0.1, [*servers.ODD, "odd page", "no port", "moved"], 1, 0)
+    own = Servers(tmp_path / "index", 0.3, [*servers.ODD, "odd page", "no port", "moved"], 1, 0)
     changes = {"run__steps": 2, "run__questions_per_step": 6, "run__dev_questions": 0}
-    outcome = train_on(own, tmp_path / "odd", **changes)
+    outcome = train_on(own, tmp_path / "odd", policy, **changes)
     assert outcome.code == 0 and not outcome.has_traceback, outcome
     rows = [row for row in read_rows(tmp_path / "odd" / "metrics.jsonl") if row["step"]]
     assert sum(own.counts.values()) > 3 and 0 < sum(row["failed"] for row in rows) < 12

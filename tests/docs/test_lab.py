@@ -15,6 +15,8 @@ from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_rows
+from tests.chaos.runs import train_command
+from tests.tiny import saved_policy
 
 LAB = pathlib.Path(__file__).parents[2] / "docs" / "lab"
 CONFIG = f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
@@ -33,6 +35,14 @@ def run(monkeypatch, capsys):
         return json.loads(out[out.index("{") :])
 
     return execute
+
+
+@pytest.fixture
+def small(tmp_path) -> list[str]:
+    """The overrides of a small run."""
+    (tmp_path / "small").mkdir()
+    command = train_command(tmp_path, saved_policy(tmp_path / "small"))
+    return [word for word in command if word.startswith("--config.")]
 
 
 def test_search_prints_the_recall(run):
@@ -93,8 +103,7 @@ def test_loading_is_measured_in_a_process_of_its_own(run):
 
 @pytest.mark.optimized
 @pytest.mark.slow
-def test_stale_and_early_rollouts_are_measured(run):
-    small = ("--config.data.world.size=40", "--config.run.questions_per_step=2")
+def test_stale_and_early_rollouts_are_measured(run, small):
     result = run("overlap.py", CONFIG, *small, "--latency=0.05", "--steps=3")
     modes = ("fresh", "stale", "early", "stale_and_early")
     assert [result[mode]["staleness"] for mode in modes] == [0, 1, 0, 1]
@@ -102,11 +111,11 @@ def test_stale_and_early_rollouts_are_measured(run):
 
 @pytest.mark.optimized
 @pytest.mark.slow
-def test_a_soak_continues(run, tmp_path):
-    shallow, workdir = "--config.recipe.tree.branching_depth=1", f"--workdir={tmp_path}"
+def test_a_soak_continues(run, small, tmp_path):
+    workdir, plot = f"--workdir={tmp_path}", f"--plot={tmp_path / 'soak.svg'}"
+    own = [word for word in small if not word.startswith("--config.run.")]
     for steps in (8, 16):
-        plot = f"--plot={tmp_path / 'soak.svg'}"
-        result = run("soak.py", CONFIG, shallow, workdir, plot, f"--steps={steps}")
+        result = run("soak.py", CONFIG, *own, workdir, plot, f"--steps={steps}")
     assert (result["steps"], result["processes"]) == (16, 2)
     assert (tmp_path / "soak.svg").read_text().startswith("<svg")
 

@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, main
+from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.cache import FILE, ReplyCache, print_hits, request_key
@@ -22,8 +22,9 @@ from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from jax_ragrl.validation.models import _check_reply
-from tests.chaos.runs import SMALL, UNSEEDED
+from tests.chaos.runs import UNSEEDED, train_command
 from tests.llm.server import completion, serving
+from tests.tiny import saved_policy
 
 
 @pytest.fixture(autouse=True)
@@ -225,12 +226,12 @@ def test_recorded_replies_are_checked_instead_of_a_server(tmp_path):
 @pytest.mark.slow
 def test_a_run_is_repeated_offline_with_equal_results(tmp_path, capsys):
     """As anybody repeats it who has the file: no server, no key, no cache."""
-    small = {**SMALL, "run.steps": 1, "llm.kind": "openai", "llm.model": "m"}
-    config = [f"--config={CONFIGS}/tiny/c3po.py", *(f"--config.{k}={v}" for k, v in small.items())]
+    policy = saved_policy(tmp_path)
+    changes = {"run__steps": 1, "llm__kind": "openai", "llm__model": "m"}
 
     def train(name: str, *options: str) -> int:
         own = [f"--config.{option}" for option in options]
-        return main(["train", *config, f"--workdir={tmp_path}/{name}", *own])
+        return main([*train_command(tmp_path / name, policy, **changes), *own])
 
     def results(name: str) -> tuple[list[dict[str, object]], list[str]]:
         rows = [
