@@ -13,7 +13,6 @@ from flax import nnx
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.effects import ModelOutput, Observation
@@ -24,7 +23,7 @@ from jax_ragrl.run.models import load_policy
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart import finetune
 from jax_ragrl.warmstart.demos import Demo, DemoData, WarmStart, load_demos, warm_start
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy, tokenizer
 from tests.warmstart.test_expert_pool import ScriptedLLM
 
 QUESTION = (Message("user", "who directed"),)
@@ -106,8 +105,7 @@ def weights(out: pathlib.Path) -> list[np.ndarray]:
 
 
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     prompts = ["who", "directed", "the", "film", "Question"]
     rows = [Demo(p, "r", (Message("user", p),), f"film {p}") for p in prompts]
     long = Demo("long", "other", QUESTION, "Question" * 80)
@@ -145,8 +143,7 @@ def curve(folder: pathlib.Path) -> list[dict]:
 
 @pytest.mark.slow
 def test_an_adapter_is_merged_and_a_mesh_changes_nothing(tmp_path):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     file = write(
         tmp_path / "d.jsonl", *[Demo(str(i), "r", QUESTION, "film " * i) for i in range(8)]
     )

@@ -8,12 +8,10 @@ import pathlib
 import signal
 
 import pytest
-from flax import nnx
 
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import Example, example, imitate
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.run.data import load_data
 from jax_ragrl.run.evaluate import evaluate
@@ -24,7 +22,7 @@ from jax_ragrl.types import Message
 from jax_ragrl.warmstart import finetune
 from jax_ragrl.warmstart.finetune import EXAMPLES, batches, build_examples, fine_tune, load_finetune
 from tests.rollout.tape import ANN, Tape
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy, tokenizer
 
 
 def nth(i: int) -> Example:
@@ -103,8 +101,7 @@ def test_evaluation_uses_the_prompts_of_training(tmp_path, kind, first):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vanilla", "robust", "explained"])
 def test_a_run_learns_and_saves_a_model(tmp_path, kind):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     config = tmp_path / "config.py"
     config.write_text(CONFIG.replace("FOLDER", str(folder)))
     out = tmp_path / "out"
@@ -135,8 +132,7 @@ class Interrupted:
 
 @pytest.mark.slow
 def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypatch, capsys):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     config = tmp_path / "config.py"
     config.write_text(CONFIG.replace("FOLDER", str(folder)))
 

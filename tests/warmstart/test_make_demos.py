@@ -7,13 +7,11 @@ import json
 import random
 
 import pytest
-from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import query_of
 from jax_ragrl.llm.reader import question_of, understand
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.llm_policy import BEGIN
 from jax_ragrl.rollout.roles import invalid_action
@@ -29,7 +27,7 @@ from jax_ragrl.warmstart.resumable import ItemResults
 from jax_ragrl.warmstart.teachers.c3po import Teacher
 from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy
 
 # --- Selection ------------------------------------------------------------------------------------
 
@@ -343,8 +341,7 @@ def test_the_writer_is_paid_once(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_demonstrations_train_a_policy_for_reinforcement_learning(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    folder = saved_policy(tmp_path)
     c3po, out = CONFIGS / "tiny" / "c3po.py", tmp_path / "demos.jsonl"
     small = [f"--config={c3po}", "--config.data.world.size=60"]
     with serving(scripted) as (address, bodies):

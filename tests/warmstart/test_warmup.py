@@ -31,7 +31,7 @@ from jax_ragrl.warmstart import warmup
 from jax_ragrl.warmstart.teacher_examples import action_examples, build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.warmup import LOG, WarmupLog, batches_after, load_warmup, warm_up
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy, tokenizer
 
 AUTO_RAG = CONFIGS / "tiny" / "warmup_auto_rag.py"
 
@@ -84,9 +84,7 @@ class KilledError(Exception):
 def short(tmp_path_factory) -> dict:
     """The config of a warm-up of two stages with 3 steps each."""
     folder = tmp_path_factory.mktemp("policy")
-    tokenizer().save(folder / "tokenizer")
-    save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
-    values = load_config(AUTO_RAG, []) | {"policy": str(folder / "policy")}
+    values = load_config(AUTO_RAG, []) | {"policy": str(saved_policy(folder))}
     values |= {"tokens_per_step": 1024, "row_lengths": (1024,), "log_every": 2, "save_every": 2}
     stages = [stage | {"steps": 3, "questions_per_world": 4} for stage in values["stages"]]
     return values | {"stages": stages}
