@@ -23,6 +23,7 @@ def test_lengths_are_equal_or_exponentially_distributed():
     assert SampleWork(batch=48).shapes().batch_sizes == (1, 3, 12, 48)
 
 
+@pytest.mark.slow
 def test_the_command_counts_new_tokens(capsys):
     sizes = "--prompts 3 --siblings 2 --prompt 16 --new 20 --mean 5 --batch 2 --repeats 1".split()
     args = ["bench", "sample", "--json", "--shape", "tiny", "--dtype", "float32", *sizes]

@@ -32,11 +32,15 @@ def test_the_operations_of_a_step_match_a_manual_count():
     assert train_flops(SMALL, [turns]) == pytest.approx(3 * forward)
 
 
+@pytest.mark.slow
 def test_the_command_accepts_all_sizes(capsys):
     sizes = "--prompts 1 --siblings 2 --prompt 20 --new 4 --layers 1 --repeats 1".split()
     args = ["bench", "train", "--json", "--shape", "tiny", "--dtype", "float32", *sizes]
     assert main([*args, "--ungrouped"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["ungrouped"]["tokens"] == 48 and "grouped" not in result
+
+
+def test_an_unknown_model_size_is_named(capsys):
     assert main(["bench", "train", "--shape", "qwen9"]) == 2
     assert "no model size named 'qwen9'" in capsys.readouterr().err
