@@ -102,7 +102,7 @@ SMALL = ["run.steps=1", "run.questions_per_step=4", "run.dev_questions=4"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["c3po", "coda", "opera"])
+@pytest.mark.parametrize("name", ["coda", "opera"])  # of C-3PO: test_papers.py
 def test_every_metric_that_a_run_writes_is_in_the_table(name, tmp_path):
     config = DOCS.parent / "configs" / "tiny" / f"{name}.py"
     changes = [f"--config.{change}" for change in SMALL]
