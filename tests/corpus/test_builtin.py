@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import gzip
 import hashlib
 import itertools
@@ -39,6 +40,11 @@ HASHES = {
 }
 
 
+@functools.cache
+def questions_of(name):
+    return load_questions(data_file(name))
+
+
 def words(question):
     return frozenset(re.findall(r"\w+", question.text.lower()))
 
@@ -48,7 +54,7 @@ def test_every_name_is_a_file_and_every_gold_passage_is_in_the_corpus(name):
     ids = [passage.id for passage in load_passages(data_file(f"{name}:corpus"))]
     sizes = {"corpus": len(set(ids))}
     for split in list(SIZES[name])[1:]:
-        questions = load_questions(data_file(f"{name}:{split}"))
+        questions = questions_of(f"{name}:{split}")
         sizes[split] = len({q.id for q in questions})
         assert all(q.answers and q.gold and set(q.gold) <= set(ids) for q in questions)
     assert sizes == SIZES[name]
@@ -63,7 +69,7 @@ def test_the_files_are_those_that_were_recorded(name):
 @pytest.mark.parametrize("name", [name for name in SETS if "train" in SETS[name]])
 def test_no_question_is_in_two_splits(name):
     texts = [
-        {" ".join(q.text.lower().split()) for q in load_questions(data_file(f"{name}:{split}"))}
+        {" ".join(q.text.lower().split()) for q in questions_of(f"{name}:{split}")}
         for split in SPLITS
     ]
     assert not any(a & b for a, b in itertools.combinations(texts, 2))
@@ -71,7 +77,7 @@ def test_no_question_is_in_two_splits(name):
 
 def test_no_trained_question_is_near_one_of_another_file_or_of_musique():
     names = ("mixture:train", "mixture:dev", "mixture:test", "musique:test")
-    files = [list(map(words, load_questions(data_file(name)))) for name in names]
+    files = [list(map(words, questions_of(name))) for name in names]
     near = [
         (a, b)
         for one, other in itertools.combinations(files, 2)
@@ -83,8 +89,8 @@ def test_no_trained_question_is_near_one_of_another_file_or_of_musique():
 
 def test_the_mixture_keeps_the_division_of_nq():
     """A test question of `nq` is never trained on."""
-    old = {s: {f"nq/{q.id}" for q in load_questions(data_file(f"nq:{s}"))} for s in SPLITS}
-    new = {s: {q.id for q in load_questions(data_file(f"mixture:{s}"))} for s in SPLITS}
+    old = {s: {f"nq/{q.id}" for q in questions_of(f"nq:{s}")} for s in SPLITS}
+    new = {s: {q.id for q in questions_of(f"mixture:{s}")} for s in SPLITS}
     assert old["test"] <= new["test"]
     assert old["dev"] <= new["dev"]
     assert {i for i in new["train"] if i.startswith("nq/")} <= old["train"]
@@ -92,7 +98,7 @@ def test_the_mixture_keeps_the_division_of_nq():
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_first_questions_of_the_mixture_hold_each_kind_in_proportion(split):
-    questions = load_questions(data_file(f"mixture:{split}"))
+    questions = questions_of(f"mixture:{split}")
     first = collections.Counter(q.kind for q in questions[:80])
     for kind, count in collections.Counter(q.kind for q in questions).items():
         assert abs(first[kind] - count * 80 / len(questions)) <= 1.5, kind
@@ -103,7 +109,7 @@ def test_the_recorded_replies_answer_the_present_prompts():
     llm = load_job(load_config(CONFIGS / "real" / "mao_arag.py", [])).llm
     assert llm.replies == "mixture:replies"
     reader = load_llm(dataclasses.replace(llm, replies_only=True), None, "", Shapes())
-    questions = load_questions(data_file("mixture:dev"))
+    questions = questions_of("mixture:dev")
     chained = next(q for q in questions if q.kind == "hotpotqa bridge")
     asked = [
         ("c3po_real", "answer_direct", questions[0]),

@@ -46,8 +46,9 @@ def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
             np.testing.assert_allclose(logps, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("new", [12, 24])
-@pytest.mark.parametrize("width, counts", [(1, [4, 4, 4, 4]), (2, [3, 1, 4]), (3, [4, 1, 4])])
+@pytest.mark.parametrize(
+    "width, counts, new", [(1, [4, 4, 4, 4], 24), (2, [3, 1, 4], 12), (3, [4, 1, 4], 24)]
+)
 def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, new, monkeypatch):
     """With unequal counts some rows are padding; a cache of 16 slots grows to 32."""
     monkeypatch.setattr(sampler, "uses_one_core", lambda *_: False)  # rows of padding cost nothing
