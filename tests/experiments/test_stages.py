@@ -87,14 +87,14 @@ def test_later_answers_are_those_of_the_trained_policy(tmp_path: pathlib.Path):
         },
         "trained",
         training_seeds=(0,),
-        test_questions=24,
+        test_questions=12,
     )
     rows = {
         cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
     }
     assert rows == finished_rows(experiment, tmp_path)
     assert rows["again"]["scores"] == rows["trained"]["scores"]
-    assert rows["again"]["facts"] == rows["trained"]["facts"] and len(rows["again"]["facts"]) == 24
+    assert rows["again"]["facts"] == rows["trained"]["facts"] and len(rows["again"]["facts"]) == 12
     assert len({row["questions"] for row in rows.values()}) == 1
     for name in ("other search", "other reader", "planning"):
         assert rows[name]["facts"] != rows["trained"]["facts"]
