@@ -30,11 +30,11 @@ def test_vectors_equal_those_of_sentence_transformers(minilm):
 
 
 @pytest.mark.slow
-def test_a_thousand_passages_have_the_same_direction(minilm, shared_data):
+def test_passages_have_the_same_direction(minilm, shared_data):
     reference = pytest.importorskip("sentence_transformers")
     corpus = load_corpus(shared_data / "hotpotqa" / "hotpotqa_corpus.json.gz")
-    passages = corpus.passages[::9][:1000]
-    assert len(passages) == 1000
+    passages = corpus.passages[::45][:200]
+    assert len(passages) == 200
     model = reference.SentenceTransformer(str(encoder.minilm_folder()), device="cpu")
     expected = model.encode([passage_text(passage) for passage in passages])
     vectors = minilm.encode_passages(passages)
