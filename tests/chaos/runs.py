@@ -99,7 +99,7 @@ def call(command: Sequence[str], workdir: pathlib.Path) -> Outcome:
 
 def wait_for(file: pathlib.Path, process: subprocess.Popen) -> None:
     """Waits until a running process has made a file."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while not file.exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
