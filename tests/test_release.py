@@ -97,7 +97,10 @@ def test_every_installation_is_pinned_by_hash(file):
     assert commands or file.name in ("docs.yml", "tests.yml")
 
 
-@pytest.mark.parametrize("name", ["release", "references", "real", "test"])
+LOCKS = ["release", "references", "real", "test", "integrations", "inspect"]
+
+
+@pytest.mark.parametrize("name", LOCKS)
 def test_every_package_of_a_lock_has_a_hash(name):
     packages = re.split(r"^(?=[\w.-]+==)", text_of(f"requirements/{name}.lock"), flags=re.M)[1:]
     assert packages and all("--hash=sha256:" in package for package in packages)

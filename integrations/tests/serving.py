@@ -24,7 +24,7 @@ def example(name: str, argument: str | pathlib.Path, **variables: str) -> list[s
     """Runs an example of the documentation; returns the lines that it prints."""
     command = [sys.executable, ROOT / "integrations" / "examples" / name, argument]
     environment = {**os.environ, **variables}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout.splitlines()
 
