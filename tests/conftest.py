@@ -61,6 +61,10 @@ def programs_of_one_file() -> Iterator[None]:
         jax.clear_caches()
 
 
+# Whether programs are compiled without optimizations now.
+IS_PLAIN = pytest.StashKey[bool]()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starts with the files that have slow tests: a process that took one last would end alone."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -73,8 +77,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     The other tests compile longer than they compute. Processes that tests start are whole runs,
     which compute longer, and do not read this setting.
     """
-    is_optimized = item.get_closest_marker("optimized") is not None
-    jax.config.update("jax_disable_most_optimizations", not is_optimized)
+    is_plain = item.get_closest_marker("optimized") is None
+    if item.config.stash.get(IS_PLAIN, None) != is_plain:
+        # A program of the other kind rounds otherwise, and JAX would use it again.
+        jax.clear_caches()
+        jax.config.update("jax_disable_most_optimizations", is_plain)
+        item.config.stash[IS_PLAIN] = is_plain
 
 
 @pytest.fixture
