@@ -12,16 +12,17 @@ trained. The reward is the exact match of the answer alone.
 
 Retriever: e5-base-v2 over the Wikipedia of December 2018, top 3; the authors publish its vectors.
 
-From the paper and its published code: 512 questions per step, in minibatches of 256 questions; GRPO
-compares five rollouts per question, with its KL (k3, 0.001) in the loss; PPO has one rollout per
-question, its KL (0.001) in the reward, and a critic with gamma and lambda 1; warm-up 28.5 % of 500
-steps; at most 500 new tokens per turn, rollouts at temperature 1. The code runs 1,005 steps, of
-which the paper reports 500 or earlier, before the reward falls.
+From the authors' script for GRPO with this model: 512 questions per step, minibatches of 256, five
+rollouts per question, rate 1e-6 with a warm-up of 28.5 %, KL (k3, 0.001) in the loss, at most two
+searches, 500 new tokens per turn, temperature 1. From that for PPO: one rollout per question, KL
+(0.001) in the reward, a critic with rate 1e-5; gamma and lambda are 1.
 
 Departures
   1. The prompt is in our words, and documents come between <documents> tags.
   2. Passages are never cut; the code keeps 500 tokens of an observation.
-  3. The paper's critic warms up over 1.5 % of its steps; here it has the schedule of the policy.
+  3. 500 steps; the script for GRPO ends after 1,005.
+  4. A minibatch is half of the questions; the script's 256 may count rollouts.
+  5. PPO has the warm-up of GRPO, its critic too; the script for PPO has others.
 This config has not been run at that size here.
 """
 

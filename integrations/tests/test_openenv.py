@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import runpy
-import socket
 import sys
-import threading
-from collections.abc import Iterator
 
 import httpx2
 import pytest
-import uvicorn
 
 from jax_ragrl.text.metrics import f1
 from ragrl_envs import environment
 from ragrl_envs.environment import QuestionAction, QuestionEnvironment
 from ragrl_envs.questions import INSTRUCTIONS, load
 from serving import MIXTURE, ROOT, URL, contents, post
-
-
-@contextlib.contextmanager
-def serving(data: str, retriever: str, monkeypatch) -> Iterator[str]:
-    """Yields the address of an environment server, made as the variables say."""
-    monkeypatch.setenv("RAGRL_DATA", data)
-    monkeypatch.setenv("RAGRL_RETRIEVER", retriever)
-    server = uvicorn.Server(uvicorn.Config(environment.app, log_level="warning"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+from tests.listening import listening
 
 
 @pytest.mark.parametrize(("data", "retriever"), [("world", URL), ("mixture", MIXTURE)])
@@ -43,7 +23,9 @@ def test_an_episode_searches_and_is_rewarded_at_its_end(data, retriever, monkeyp
     text = f"the {question.answers[0]} or so"
     reward = f1(text, question.answers)
     assert 0 < reward < 1
-    with serving(data, retriever, monkeypatch) as address:
+    monkeypatch.setenv("RAGRL_DATA", data)
+    monkeypatch.setenv("RAGRL_RETRIEVER", retriever)
+    with listening(environment.app) as address:
         monkeypatch.setenv("RAGRL_URL", address)
         monkeypatch.setattr(sys, "argv", ["openenv_episode.py", question.text, text])
         runpy.run_path(str(ROOT / "integrations" / "examples" / "openenv_episode.py"))

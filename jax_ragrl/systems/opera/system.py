@@ -110,10 +110,7 @@ class Opera:
                 return "", "Out of Rewrites", depth
             # The rewriter reads why the search failed: the analysis, or the parse error.
             values["failure"] = verdict.thought or verdict.error
-            previews = tuple(
-                p._replace(text=p.text[:PREVIEW_CHARACTERS]) for p in passages[:PREVIEWS]
-            )
-            rewriting = yield self._generate(REWRITE, depth, previews, **values)
+            rewriting = yield self._generate(REWRITE, depth, previews(passages), **values)
             depth += 1
             # Without a readable query the previous one is searched again.
             query = rewriting.args[0] if rewriting.args else query
@@ -124,3 +121,8 @@ class Opera:
         values = {"goal": "", "query": "", "failure": ""} | values
         documents = format_passages(self.style, passages)
         return Generate(role, user_turn(self.style, role, documents=documents, **values), depth)
+
+
+def previews(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+    """Returns what a rewriter sees of the passages of a failed search."""
+    return tuple(p._replace(text=p.text[:PREVIEW_CHARACTERS]) for p in passages[:PREVIEWS])

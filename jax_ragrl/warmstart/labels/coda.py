@@ -40,7 +40,7 @@ class Labeler:
         if not turns:
             return render_turn(think="I search for it.", search=question.text)
         sentence = quote(answer, read) if answer else "nothing"
-        title = evidence.missing_title(read, ()) if turns == 1 else ""
+        title = evidence.missing_title(read) if turns == 1 else ""
         if answer and not title:
             if refines:
                 return render_turn(think="I read it.", refine=sentence, answer=answer)

@@ -42,7 +42,7 @@ class Evidence(NamedTuple):
         found = {name for passage in passages for name in passage.names}
         return tuple(name for name in self.question.gold if name not in found)
 
-    def missing_title(self, passages: Sequence[Passage], searched: Collection[str]) -> str:
+    def missing_title(self, passages: Sequence[Passage], searched: Collection[str] = ()) -> str:
         """Returns the title of a missing gold passage to search for next; or ''.
 
         It is named by the question or one of the passages: a title that no text names cannot be

@@ -15,7 +15,7 @@ from jax_ragrl.systems.opera.grammar import (
     render_plan,
     render_rewrite,
 )
-from jax_ragrl.systems.opera.system import PREVIEW_CHARACTERS, PREVIEWS
+from jax_ragrl.systems.opera.system import previews
 from jax_ragrl.warmstart.labels.gold import Evidence, answer_in, keywords, quote
 
 
@@ -33,6 +33,5 @@ class Labeler:
             answer = answer_in(question, state.candidates)
             text = quote(answer, state.candidates) if answer else "No document has the answer."
             return render_analysis(text, answer)
-        shown = [p._replace(text=p.text[:PREVIEW_CHARACTERS]) for p in state.candidates[:PREVIEWS]]
-        title = evidence.missing_title(shown, ())
+        title = evidence.missing_title(previews(state.candidates))
         return render_rewrite("rephrase", title or keywords(question.text))
