@@ -1,4 +1,4 @@
-"""Commands that prepare data: `data world`, `data split`, `data index` and `replies`."""
+"""Commands that prepare data: `data world`, `split`, `poison` and `index`, and `replies`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def add_data(command: AddCommand) -> None:
     sub.add_argument("--shares", required=True, metavar="TRAIN,DEV,TEST", help=shares)
     add_fields_option(sub)
     sub.add_argument("--out", type=local, required=True, help="output folder: SPLIT.jsonl")
+    summary = "write passages that mislead a reader, to be added to a corpus"
+    sub = command("data poison", run_poison, summary)
+    sub.add_argument("--corpus", type=data_path, required=True, help="file or folder of passages")
+    gold = "questions with gold passages of the corpus, by id"
+    sub.add_argument("--questions", type=data_path, required=True, help=gold)
+    share = "share of the facts that get a misleading passage (default: 1)"
+    sub.add_argument("--share", type=float, default=1.0, help=share)
+    instruct = "tell the reader what to answer, in place of stating something false"
+    sub.add_argument("--instruct", action="store_true", help=instruct)
+    add_fields_option(sub)
+    out = "file of the new passages alone: index it with --corpus CORPUS,FILE"
+    sub.add_argument("--out", type=local, required=True, metavar="FILE", help=out)
     _add_index(command)
 
 
@@ -130,6 +142,20 @@ def run_split(options: argparse.Namespace) -> None:
         save_questions(parts[split], file)
     counts = {split: len(part) for split, part in parts.items()}
     print(json.dumps(counts | {"out": str(options.out)}))
+
+
+def run_poison(options: argparse.Namespace) -> None:
+    from jax_ragrl.corpus.fields import parse_fields
+    from jax_ragrl.corpus.formats import iter_passages, load_questions
+    from jax_ragrl.corpus.passages import Corpus, save_corpus
+    from jax_ragrl.corpus.poison import misleading_passages
+
+    fields = parse_fields(options.fields)
+    questions = load_questions(options.questions, fields=fields)
+    passages = iter_passages(options.corpus, fields)
+    added = misleading_passages(questions, passages, options.share, instruct=options.instruct)
+    save_corpus(Corpus(added), options.out)
+    print(json.dumps({"questions": len(questions), "passages": len(added)}))
 
 
 def run_replies(options: argparse.Namespace) -> None:
