@@ -144,11 +144,14 @@ def test_an_agent_searches_for_a_missing_passage_that_the_question_names():
     ]
 
 
-def test_an_executor_searches_for_what_a_passage_names_though_it_has_an_answer():
-    class Chain(Titles):
-        def search(self, queries, k):
-            return super().search([{CHAIN.text: FILM.title}.get(q, q) for q in queries], k)
+class Chain(Titles):
+    """The question finds its first passage."""
 
+    def search(self, queries, k):
+        return super().search([{CHAIN.text: FILM.title}.get(q, q) for q in queries], k)
+
+
+def test_an_executor_searches_for_what_a_passage_names_though_it_has_an_answer():
     system = CoDA("coda_small", 1, max_turns=2, max_executor_turns=3, as_chat_turns=True)
     question = dataclasses.replace(CHAIN, answers=("film", "Leytonstone"))
     titles = gold_titles([question], [FILM, DIRECTOR])
@@ -162,6 +165,17 @@ def test_an_executor_searches_for_what_a_passage_names_though_it_has_an_answer()
 def test_opera_rewrites_the_query_to_the_title_that_is_missing():
     system = Opera("opera_small", 1, max_plan_steps=2, max_rewrites=1)
     assert ("rewrite", "rephrase: Vertigo (film)") in replies(chain_demos(system, "opera"))
+
+
+@pytest.mark.parametrize("style", ["opera", "opera_small"])
+def test_opera_shows_the_rewriter_the_passage_that_names_the_title(style):
+    system = Opera(style, 1, max_plan_steps=2, max_rewrites=1)
+    titles = gold_titles([CHAIN], [FILM, DIRECTOR])
+    found = label_demos(system, labeler_of("opera"), [CHAIN], Chain(), tokenizer(), None, titles)
+    (rewrite,) = (demo for demo in found if demo.role == "rewrite")
+    assert "Alfred Hitchcock" in rewrite.reply
+    assert "Alfred Hitchcock" not in CHAIN.text
+    assert "Alfred Hitchcock" in rewrite.prompt[-1].content
 
 
 def test_an_agent_searches_again_with_keywords_then_answers_from_a_passage():
