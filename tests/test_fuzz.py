@@ -4,8 +4,6 @@ Each is accepted, or refused with a `UserError` or a status below 500. Nothing e
 no input takes long. More examples than here: HYPOTHESIS_EXAMPLES=2000.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import functools
@@ -70,8 +68,6 @@ def refusing() -> Iterator[None]:
         with contextlib.suppress(UserError):
             yield
 
-
-# --- files of questions and passages -------------------------------------------------------------
 
 FIELDS = st.sampled_from(
     "_id id question query answer answers text title contents context docs golden_answers metadata "
@@ -192,9 +188,6 @@ def test_any_parquet_is_read_or_refused(tmp_path, at, new, is_cut):
         load_passages(file)
 
 
-# --- model folders -------------------------------------------------------------------------------
-
-
 @functools.cache
 def golden_config() -> dict[str, Any]:
     return json.loads((GOLDEN / "config.json").read_text(encoding="utf-8"))
@@ -275,9 +268,6 @@ def test_any_description_in_a_folder_is_read_or_refused(tmp_path, name, value):
         read_config(tmp_path)
 
 
-# --- configs -------------------------------------------------------------------------------------
-
-
 def keys_of(values: dict[str, Any], prefix: str = "") -> list[str]:
     """All keys of nested values, of sections too."""
     names = []
@@ -307,8 +297,6 @@ def test_any_override_of_a_config_is_taken_or_refused(data):
     with refusing():
         load_job(load_config(None, [file, *(f"--config.{k}={v}" for k, v in overrides)]))
 
-
-# --- requests ------------------------------------------------------------------------------------
 
 PATHS = ("/answer", "/retrieve", "/v1/chat/completions")
 BODY_FIELDS = st.sampled_from(

@@ -5,8 +5,6 @@ and picks another, and both get the payoff of the pair: the smallest of lines. T
 every context is known, and so is the policy that is best under a KL penalty.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 
@@ -104,9 +102,6 @@ def shared(payoff_A):
 def by_group(rule, reward_A):
     """Applies a group rule to the rollouts of each context."""
     return jax.vmap(rule)(reward_A.reshape(S, G)).reshape(A)
-
-
-# --- Methods: the targets of an update, and the loss of its steps ---------------------------------
 
 
 class PPO:
@@ -233,9 +228,6 @@ def learn(method, sign, beta, key):
 
     carry = (start, optimizer.init(start))
     return jax.lax.scan(update, carry, jax.random.split(key, updates))[0][0].table
-
-
-# --- The optimum ----------------------------------------------------------------------------------
 
 
 def joint(table) -> np.ndarray:

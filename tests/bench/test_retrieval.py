@@ -1,7 +1,5 @@
 """The table of retrievers has a row per set and retriever, and resumes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

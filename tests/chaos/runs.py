@@ -1,7 +1,5 @@
 """A small run of C-3PO, its commands, and the digest of its results."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

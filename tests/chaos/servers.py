@@ -4,8 +4,6 @@ Their right replies are functions of the request alone, so that runs with and wi
 were tried again end equal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

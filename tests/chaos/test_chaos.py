@@ -1,7 +1,5 @@
 """What is done to a run ends with the result of an undisturbed one, or with its name and remedy."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import resource
@@ -40,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, policy: pathlib.Path) -> pat
 
 
 def test_a_run_that_is_killed_at_a_random_moment_ends_as_an_undisturbed_one(
-    whole: pathlib.Path, policy: pathlib.Path, tmp_path: pathlib.Path
+    whole, policy, tmp_path
 ):
     command = train_command(tmp_path / "run", policy)
     program = [sys.executable, "-m", "jax_ragrl.cli.main", *command]
@@ -74,9 +72,7 @@ DAMAGES: list[tuple[str, Callable[[bytes], bytes]]] = [
 ]
 
 
-def test_a_damaged_run_is_mended_or_its_damage_is_named(
-    whole: pathlib.Path, policy: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_a_damaged_run_is_mended_or_its_damage_is_named(whole, policy, tmp_path):
     expected = digest(whole)
     for name, change in DAMAGES:
         copy = tmp_path / name.replace("/", "-")
@@ -93,7 +89,7 @@ def test_a_damaged_run_is_mended_or_its_damage_is_named(
 
 
 def test_a_full_disk_is_named_and_the_run_continues_as_if_there_had_been_space(
-    whole: pathlib.Path, policy: pathlib.Path, tmp_path: pathlib.Path
+    whole, policy, tmp_path
 ):
     """No file may have more than 64 KiB, so that a checkpoint cannot be written."""
     shutil.copytree(whole / "index", tmp_path / "index")
@@ -111,9 +107,7 @@ def test_a_full_disk_is_named_and_the_run_continues_as_if_there_had_been_space(
     assert digest(tmp_path) == digest(whole)
 
 
-def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(
-    policy: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(policy, tmp_path):
     kinds = [name for name in servers.PASSING if "hangs" not in name]
     without, some, every = (Servers(tmp_path / "index", n, kinds, 0) for n in (0.0, 0.3, 1.0))
     for own, name in ((without, "whole"), (some, "faulty")):
@@ -128,9 +122,7 @@ def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(
     assert not (tmp_path / "outage" / "checkpoints" / "3").exists()
 
 
-def test_odd_replies_fail_their_questions_and_end_no_run(
-    policy: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_odd_replies_fail_their_questions_and_end_no_run(policy, tmp_path):
     """From the first request on: a server need not have answered before."""
     own = Servers(tmp_path / "index", 0.3, [*servers.ODD, "odd page", "no port", "moved"], 1, 0)
     changes = {"run__steps": 2, "run__questions_per_step": 6, "run__dev_questions": 0}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import jax
@@ -67,9 +65,6 @@ def test_the_constants_of_the_divisors_have_effect():
     x = np.float32([0.0, 2e-4])
     white = jax.device_get(whiten(*jax.device_put((x, np.ones(2, bool)))))
     np.testing.assert_allclose(white[1], 2**-0.5, rtol=1e-4)
-
-
-# --- Whitening -----------------------------------------------------------------------------------
 
 
 def test_whitening_gives_mean_zero_and_deviation_one():

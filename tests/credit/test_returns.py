@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
@@ -134,9 +132,6 @@ def test_padding_nodes_change_nothing():
     for plain, longer in zip(values_of(*forest), values_of(*padded), strict=True):
         np.testing.assert_array_equal(longer[:20], plain)
         assert not longer[20:].any()
-
-
-# --- Generalised advantages --------------------------------------------------------------------
 
 
 def gae_reference(reward, value, gamma, lam):

@@ -1,7 +1,5 @@
 """The model card: front matter for the Hub, and the facts of the run."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

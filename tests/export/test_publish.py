@@ -1,7 +1,5 @@
 """Exports on the Hub: a server on this machine that speaks the Hub's protocol receives them."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """An exported policy thinks by default exactly if it was trained to."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The smallest trainable policies, without layers (a bigram model) or with a single layer."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

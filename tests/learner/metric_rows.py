@@ -1,7 +1,5 @@
 """Compares the metrics of two runs that should be equal."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

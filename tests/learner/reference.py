@@ -6,8 +6,6 @@ The model is a decoder without layers, whose logits after a token depend on that
   value(i) = kernel . hidden(i) + bias
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,7 +30,7 @@ class Tokens(NamedTuple):
     allowed: np.ndarray | None = None
 
     @classmethod
-    def of(cls, turns: list[Turn]) -> Tokens:
+    def of(cls, turns: list[Turn]) -> "Tokens":
         rows = [
             (before, token, i)
             for i, turn in enumerate(turns)

@@ -1,7 +1,5 @@
 """Checkpoints of a small tree are retained, restored or refused."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from typing import NamedTuple

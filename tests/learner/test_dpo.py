@@ -1,7 +1,5 @@
 """DPO: steps against their equation in float64, and pairs dealt to policies."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

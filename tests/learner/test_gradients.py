@@ -1,7 +1,5 @@
 """The packed, chunked and sharded train step equals the plain one: one turn per row, one device."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -15,15 +13,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.learner import logprobs
-from jax_ragrl.learner.gradients import (
-    Gradient,
-    TrainState,
-    add,
-    apply,
-    gradient,
-    layout_of,
-    score,
-)
+from jax_ragrl.learner.gradients import Gradient, TrainState, add, apply, gradient, layout_of, score
 from jax_ragrl.learner.logprobs import token_loss
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import Rows

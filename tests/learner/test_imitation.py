@@ -1,7 +1,5 @@
 """Supervised steps: losses, packing, and equality with cross-entropy in float64."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

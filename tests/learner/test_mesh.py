@@ -1,7 +1,5 @@
 """A run over a mesh equals the run on one device."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest
@@ -37,9 +35,7 @@ def run(workdir: pathlib.Path, folder: pathlib.Path, mesh: str) -> pathlib.Path:
 
 
 @pytest.mark.slow
-def test_a_run_over_a_mesh_equals_a_run_on_one_device(
-    tmp_path: pathlib.Path,
-):
+def test_a_run_over_a_mesh_equals_a_run_on_one_device(tmp_path):
     """Policy, critic, reference and the frozen language model are split over eight devices."""
     folder = saved_policy(tmp_path)
     alone = run(tmp_path / "alone", folder, "()")

@@ -1,7 +1,5 @@
 """Learning rates over a run, and optimizer steps against their equations."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Losses and group rules of a user: those of the page *Algorithms* against loops in float64."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import sys
@@ -120,9 +118,6 @@ def test_a_config_names_own_functions_by_their_module():
     job = load_job(load_config(file, [f"--config.{change}" for change in given]))
     rule = job.credit.keywords["rule"]
     assert rule.__module__ == "own_losses" and rule(np.array([1.0, 0, 0])).tolist() == [1, 0, 0]
-
-
-# --- Refusals ---
 
 
 def with_a_typo(logp, old_lop):

@@ -1,7 +1,5 @@
 """Packing: the tokens of rows, their visibility, and the actions that own scored tokens."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

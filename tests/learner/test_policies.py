@@ -1,7 +1,5 @@
 """Schedules, and several policies, each updated on its own turns."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from types import SimpleNamespace
@@ -15,13 +13,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn
-from jax_ragrl.learner.policies import (
-    Phase,
-    Schedule,
-    update_all,
-    with_kl,
-    with_new_references,
-)
+from jax_ragrl.learner.policies import Phase, Schedule, update_all, with_kl, with_new_references
 from jax_ragrl.training.setup import enter_phase
 from tests.learner.bigram import ROLES, STEERED, deep, named, prepared
 

@@ -1,7 +1,5 @@
 """Laws of gradients by role: parts of a whole, without any part in the update."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

@@ -1,7 +1,5 @@
 """Tokens per second, and the fraction of the devices' peak."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

@@ -1,7 +1,5 @@
 """A complete update: against float64, over devices, with adapters, saved and restored."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 
@@ -19,12 +17,7 @@ from jax_ragrl.learner.gradients import score
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Actions, Layout, Minibatches, Turn, group_turns, lay_out
-from jax_ragrl.learner.state import (
-    Policy,
-    prepare,
-    sampling_model,
-    trained_decoder,
-)
+from jax_ragrl.learner.state import Policy, prepare, sampling_model, trained_decoder
 from jax_ragrl.learner.targets import ActionScores, compute_advantages
 from jax_ragrl.learner.update import split_minibatches, update
 from jax_ragrl.models.decoder import Decoder
@@ -280,7 +273,7 @@ def test_only_the_model_with_a_non_finite_gradient_is_skipped():
 
 
 @pytest.mark.parametrize("model", ["policy", "critic"])
-def test_an_update_to_non_finite_parameters_is_refused(model: str):
+def test_an_update_to_non_finite_parameters_is_refused(model):
     """The gradient is finite; an infinite learning rate of one model makes them infinite."""
     policy = prepared(PPO, PPO_ADAM)
     spec = getattr(policy.spec, model)._replace(optimizer=optax.sgd(float("inf")))
@@ -303,7 +296,7 @@ def test_an_update_without_any_step_warns(recwarn):
 
 @pytest.mark.parametrize("shares_devices", [False, True])
 def test_programs_of_an_update_give_way_to_rollouts_on_the_same_devices(
-    shares_devices: bool, monkeypatch
+    shares_devices, monkeypatch
 ):
     """A rollout that starts a program waits for one program of the update, not for all of them."""
     events = []
@@ -361,8 +354,6 @@ def test_a_stale_token_counts_by_the_ratio_of_its_probabilities():
     # Without importance each of the four tokens weighs a quarter; 8 is cut to the cap.
     np.testing.assert_allclose(weight_AT[0, :4], np.array([0.25, 1, 1.6, 2]) / 4, rtol=1e-5)
 
-
-# --- Targets ---
 
 MASK = np.array([[True, True, False], [True, False, False]])
 LOGP = np.array([[-1.0, -2.0, np.nan], [-1.0, 9.0, 9.0]], np.float32)
@@ -444,9 +435,6 @@ def test_conversation_gae_equals_its_recursion_in_float64():
     np.testing.assert_allclose(advantage_AT[row[2], :1], alone, rtol=1e-5)
 
 
-# --- State ---
-
-
 @pytest.mark.parametrize(
     ("epochs", "metrics", "actions", "expected"),
     [
@@ -525,7 +513,7 @@ def test_on_a_mesh_all_steps_share_one_gradient_program(caplog):
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_committed_weights_are_compiled_for_once(adapted: bool, caplog):
+def test_committed_weights_are_compiled_for_once(adapted, caplog):
     """Weights of a folder are committed; a new value head, moments or adapter would become so with
     the first step only, which would need a second program of each kind."""
     base = Decoder.from_params(DEEP, jax.device_put(deep().params(), jax.devices()[0]))

@@ -1,7 +1,5 @@
 """How far an update moved the policy: against float64, and without any part in the update."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

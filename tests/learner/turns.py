@@ -1,7 +1,5 @@
 """Turns and targets for tests of the train step, and their batches in one static shape."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

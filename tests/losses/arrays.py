@@ -1,7 +1,5 @@
 """Helpers of the tests of losses."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Laws of masks that every loss obeys."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Computations with a decoder that several tests need, compiled once per shape."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Random decoders of two layers as GGUF files, for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

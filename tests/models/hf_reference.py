@@ -1,7 +1,5 @@
 """Tiny Transformers models of every family, and the references that tests compare with."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model's tokenizer, template, generation config and weights are compared where it is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config

@@ -171,11 +171,7 @@ def test_saving_matmuls_takes_a_fraction_of_the_memory():
 def gradient_bytes(remat: str, layers: int) -> int:
     """Bytes of the intermediate values of a gradient, for a batch of the configs of SmolLM2."""
     config = dataclasses.replace(
-        published_config("smollm2"),
-        num_layers=layers,
-        vocab_size=64,
-        dtype="bfloat16",
-        remat=remat,
+        published_config("smollm2"), num_layers=layers, vocab_size=64, dtype="bfloat16", remat=remat
     )
     graph, params = nnx.split(Decoder.from_params(config, abstract_params(config)))
     ids_RL = jax.ShapeDtypeStruct((4, 512), jnp.int32)

@@ -244,10 +244,7 @@ def test_old_names_of_weights_are_translated():
         (lambda f: (f / "tokenizer.json").unlink(), "the tokenizer of|no readable tokenizer"),
         (lambda f: change(f / "1_Pooling/config.json", pooling_mode_cls_token=True), "pooling"),
         (lambda f: change(f / "1_Pooling/config.json", include_prompt=False), "without the prefix"),
-        (
-            lambda f: (f / "modules.json").write_text('[{"type": "x.Dense", "path": "2"}]'),
-            "Dense",
-        ),
+        (lambda f: (f / "modules.json").write_text('[{"type": "x.Dense", "path": "2"}]'), "Dense"),
     ],
 )
 def test_a_damaged_folder_is_refused_with_a_reason(copy, damage, reason):

@@ -1,7 +1,5 @@
 """A policy as a GGUF file: read back, refused, and run by llama.cpp itself."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import sys
@@ -107,11 +105,7 @@ def test_llama_cpp_answers_chats_as_the_shipped_policy_does(tmp_path):
     tiny = resolve_model("tiny")
     folder = export(load_decoder(tiny), tmp_path / "out", tiny).folder
     file = llama_cpp.write_gguf(folder)
-    texts = (
-        "Who directed the film?",
-        "Where was Ann born in 1987?",
-        "caf\u00e9  \n\n123",
-    )
+    texts = ("Who directed the film?", "Where was Ann born in 1987?", "caf\u00e9  \n\n123")
     requests = [
         LLMRequest("answer", (Message("user", text),), Sampling(0.0, max_tokens=32))
         for text in texts

@@ -1,7 +1,5 @@
 """Models on the Hub, from a server on this machine that speaks the Hub's protocol."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

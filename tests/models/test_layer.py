@@ -1,7 +1,5 @@
 """Parts of a layer, with numbers small enough to check by hand."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """On a CPU with bfloat16 instructions its matmuls are native in both passes; others are plain."""
 
-from __future__ import annotations
-
 import re
 
 import jax

@@ -1,7 +1,5 @@
 """Laws of activations that a loop over layers keeps."""
 
-from __future__ import annotations
-
 import re
 
 import jax

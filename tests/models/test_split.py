@@ -1,7 +1,5 @@
 """A split model is a pytree of arrays around a static graph."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

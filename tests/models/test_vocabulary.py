@@ -1,7 +1,5 @@
 """Lookups and logits run in the compute dtype; their gradients are summed in float32."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Random encoders and cross-encoders, written by Transformers as folders on the Hub are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever a server sends is a value of its request, or the failure of this request alone."""
 
-from __future__ import annotations
-
 import encodings.aliases
 import gzip
 import json

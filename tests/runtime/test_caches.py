@@ -1,7 +1,5 @@
 """Drafts of folders: those of killed processes are removed, those of living ones are not."""
 
-from __future__ import annotations
-
 import pathlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Compiled programs are cached in the folder of the user, or in that of a run of several hosts."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess
@@ -40,9 +38,7 @@ def cache_folder() -> str | None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_programs_of_every_device_are_cached_for_the_user_alone(
-    machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: str
-):
+def test_programs_of_every_device_are_cached_for_the_user_alone(machine, monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     enable_compile_cache()
     (folder,) = machine.iterdir()
@@ -50,9 +46,7 @@ def test_programs_of_every_device_are_cached_for_the_user_alone(
     assert folder.name.startswith(f"jaxlib-{jaxlib.__version__}-")
 
 
-def test_another_processor_or_compiler_has_another_folder(
-    machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_another_processor_or_compiler_has_another_folder(machine, monkeypatch):
     names = [compile_cache._machine()]
     monkeypatch.setattr(jaxlib, "__version__", "0.0.1")
     names.append(compile_cache._machine())
@@ -62,13 +56,13 @@ def test_another_processor_or_compiler_has_another_folder(
 
 
 @pytest.mark.parametrize("value", ["mine", ""])
-def test_a_choice_of_the_user_takes_precedence(machine, monkeypatch, value: str):
+def test_a_choice_of_the_user_takes_precedence(machine, monkeypatch, value):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", value)  # as JAX has read it; empty: none
     enable_compile_cache()
     assert cache_folder() is None and not machine.exists()
 
 
-def test_a_cache_that_the_program_has_set_stays(machine: pathlib.Path):
+def test_a_cache_that_the_program_has_set_stays(machine):
     jax.config.update("jax_compilation_cache_dir", "mine")
     enable_compile_cache()
     assert cache_folder() == "mine"
@@ -130,7 +124,7 @@ print(jax.config.jax_compilation_cache_dir)
 
 
 @pytest.mark.parametrize("argument", ["", "refused"])
-def test_a_new_cache_is_tried_with_a_program(tmp_path: pathlib.Path, argument: str):
+def test_a_new_cache_is_tried_with_a_program(tmp_path, argument):
     environ = {x: y for x, y in os.environ.items() if x != "JAX_COMPILATION_CACHE_DIR"}
     program = [sys.executable, "-W", "ignore", "-c", CACHED, *filter(None, [argument])]
     run = subprocess.run(
@@ -149,9 +143,7 @@ class ReachedError(Exception):
 
 
 @pytest.mark.parametrize("command", ["train", "quickstart"])
-def test_a_run_enables_its_cache_before_compiling(
-    command: str, machine: pathlib.Path, monkeypatch, tmp_path: pathlib.Path
-):
+def test_a_run_enables_its_cache_before_compiling(command, machine, monkeypatch, tmp_path):
     def work(*_: object) -> None:
         assert cache_folder() == str(next(machine.iterdir()))
         raise ReachedError

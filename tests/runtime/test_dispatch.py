@@ -1,7 +1,5 @@
 """Programs start in one order on all devices, whichever threads start them."""
 
-from __future__ import annotations
-
 import importlib
 import threading
 import time
@@ -37,9 +35,7 @@ class Inside:
 
 
 @pytest.mark.parametrize(("several", "most"), [(True, 1), (False, 4)])
-def test_two_threads_never_start_programs_at_once(
-    monkeypatch: pytest.MonkeyPatch, several: bool, most: int
-):
+def test_two_threads_never_start_programs_at_once(monkeypatch, several, most):
     monkeypatch.setattr(dispatch, "_has_several_devices", lambda: several)
     inside, meet = Inside(), threading.Barrier(4)
     programs = [in_order(lambda: inside()) for _ in range(2)]

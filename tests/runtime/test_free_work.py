@@ -1,7 +1,5 @@
 """Shapes that save an accelerator no time are no programs, and change no result."""
 
-from __future__ import annotations
-
 import pytest
 
 from jax_ragrl.learner.packing import Layout
@@ -15,11 +13,7 @@ from tests.learner.bigram import GRPO, GRPO_ADAM, bigram
 from tests.sampling.test_sampler import SHAPES, jobs_of
 from tests.tiny import split_policy, tokenizer
 
-REAL = Shapes(
-    prompt_lengths=(256, 384, 512, 640, 1024),
-    batch_sizes=(4, 16),
-    max_new_tokens=16,
-)
+REAL = Shapes(prompt_lengths=(256, 384, 512, 640, 1024), batch_sizes=(4, 16), max_new_tokens=16)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Requests in flight follow what the server copes with."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

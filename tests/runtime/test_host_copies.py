@@ -1,7 +1,5 @@
 """Copies in host memory: a donated array comes back bit by bit, to where it was."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

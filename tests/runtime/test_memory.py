@@ -1,7 +1,5 @@
 """Free memory goes back to the system."""
 
-from __future__ import annotations
-
 import ctypes
 import pathlib
 import resource

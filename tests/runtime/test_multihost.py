@@ -1,7 +1,5 @@
 """Processes join a run, exchange objects, and own parts of its mesh."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import socket
@@ -40,9 +38,6 @@ def free_address() -> str:
         return f"localhost:{free.getsockname()[1]}"
 
 
-# --- Joining --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("environ", "count"),
     [
@@ -58,11 +53,11 @@ def free_address() -> str:
         ({"GCE_METADATA_IP": "127.0.0.1:9"}, 1),  # a TPU without a metadata server
     ],
 )
-def test_the_number_of_launched_processes(environ: dict[str, str], count: int):
+def test_the_number_of_launched_processes(environ, count):
     assert launched_processes(environ) == count
 
 
-def test_a_cloud_tpu_reports_its_workers(monkeypatch: pytest.MonkeyPatch):
+def test_a_cloud_tpu_reports_its_workers(monkeypatch):
     monkeypatch.setattr(hosts, "_tpu_workers", lambda _: "a:0:10.0.0.1,b:1:10.0.0.2")
     assert launched_processes({}) == 2
 
@@ -88,14 +83,12 @@ def test_explicit_variables_are_used_entirely():
         ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:65536"}, "HOST:N"),
     ],
 )
-def test_impossible_variables_are_refused(changes: dict[str, str], message: str):
+def test_impossible_variables_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         explicit_settings(NO_TPU | ALL | changes)
 
 
-def test_an_incomplete_environment_is_a_one_line_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-):
+def test_an_incomplete_environment_is_a_one_line_error(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     config = REPO / "configs" / "tiny" / "c3po.py"
     assert main(["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]) == 2
@@ -103,7 +96,7 @@ def test_an_incomplete_environment_is_a_one_line_error(
     assert not (tmp_path / "run").exists()
 
 
-def test_one_process_joins_no_other(monkeypatch: pytest.MonkeyPatch):
+def test_one_process_joins_no_other(monkeypatch):
     joined = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **known: joined.append(known))
     for name, value in zip(hosts.NAMES, ("localhost:1", "1", "0"), strict=True):
@@ -113,7 +106,7 @@ def test_one_process_joins_no_other(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_process_without_others_gives_up_with_advice(number: int):
+def test_a_process_without_others_gives_up_with_advice(number):
     address = free_address()
     settings = dict(zip(hosts.NAMES, (address, "2", str(number)), strict=True))
     program = [sys.executable, "-c", "from jax_ragrl.runtime.multihost import join; join(2)"]
@@ -126,7 +119,7 @@ def test_a_process_without_others_gives_up_with_advice(number: int):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
-def test_a_taken_port_of_the_coordinator_is_one_clear_line(host: str):
+def test_a_taken_port_of_the_coordinator_is_one_clear_line(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
         port = server.getsockname()[1]
@@ -166,10 +159,7 @@ except SystemExit:
     assert run.returncode == 0 and "in stands_here" in run.stderr
 
 
-# --- Exchanging objects ---------------------------------------------------------------------------
-
-
-def test_collectives_of_one_process_are_plain_calls(tmp_path: pathlib.Path):
+def test_collectives_of_one_process_are_plain_calls(tmp_path):
     """Nothing is pickled and no process waits: the same object is returned."""
     thing = lambda: None  # noqa: E731
     assert all_gather_object(lambda: thing) == [thing]
@@ -179,7 +169,7 @@ def test_collectives_of_one_process_are_plain_calls(tmp_path: pathlib.Path):
 
 
 @pytest.mark.slow
-def test_two_processes_exchange_results_and_errors(tmp_path: pathlib.Path):
+def test_two_processes_exchange_results_and_errors(tmp_path):
     settings = dict(zip(hosts.NAMES, (free_address(), "2", ""), strict=True))
     environment = settings | {"XLA_FLAGS": flags(2)}
     running = [
@@ -196,9 +186,6 @@ def test_two_processes_exchange_results_and_errors(tmp_path: pathlib.Path):
     output = [process.communicate(timeout=300)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0], output
     assert all(text.count("as it should") == 1 for text in output), output
-
-
-# --- Whose devices --------------------------------------------------------------------------------
 
 
 def device(host: int, number: int) -> types.SimpleNamespace:

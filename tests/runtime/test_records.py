@@ -119,9 +119,6 @@ def test_a_value_that_occurs_often_is_written_once():
     assert all(one is many[0] for one in many)
 
 
-# --- What is refused ------------------------------------------------------------------------------
-
-
 class Call:
     """Calls a function when it is unpickled, as an attacker's message does."""
 

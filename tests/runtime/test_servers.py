@@ -1,7 +1,5 @@
 """Every client has a deadline, a limit of size, and pauses that its server may choose."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import email.utils

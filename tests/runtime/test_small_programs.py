@@ -1,7 +1,5 @@
 """Small programs on a CPU are started from several threads, so that they run at the same time."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """SIGTERM ends a command within seconds, whatever it does, with one line."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -1,7 +1,5 @@
 """The scorer reproduces the sampler's log-probabilities, after observations and at stop tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax
@@ -10,14 +8,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.learner.gradients import score
-from jax_ragrl.learner.packing import (
-    Batch,
-    Layout,
-    Minibatches,
-    group_turns,
-    lay_out,
-    turns_of,
-)
+from jax_ragrl.learner.packing import Batch, Layout, Minibatches, group_turns, lay_out, turns_of
 from jax_ragrl.learner.update import token_weights
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
@@ -75,11 +66,7 @@ def test_scorer_and_sampler_agree_after_an_observation(heat, as_chat_turns):
     """Each of two CoDA planners acts again after an observation, the (random) outputs of its
     siblings: a fork, an observation and another fork."""
     system = CoDA(
-        "coda_tiny",
-        max_turns=2,
-        max_tokens=WIDTH,
-        temperature=heat,
-        as_chat_turns=as_chat_turns,
+        "coda_tiny", max_turns=2, max_tokens=WIDTH, temperature=heat, as_chat_turns=as_chat_turns
     )
     tape, two = Tape({}), lambda effect, question: Branching(2)
     forest = collect(system, two, [ANN, BOB], Environment(sampler(), tape, tape))

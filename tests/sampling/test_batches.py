@@ -1,7 +1,5 @@
 """A batch pays for what its rows need, and its tokens equal the tokens of one long program."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Programs of the sampler as they are compiled for a TPU that need not be present."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Kept contexts change no token, share pages, and are given up in the order of their last use."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

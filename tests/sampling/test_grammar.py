@@ -1,7 +1,5 @@
 """Strict grammars in the sampler, and their agreement with the scorer."""
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -1,7 +1,5 @@
 """Equal prompts are prefilled once, batches have little padding, and no token changes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

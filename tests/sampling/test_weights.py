@@ -1,7 +1,5 @@
 """Weights are cast and gathered once per rollout, and sample the same tokens as before."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 

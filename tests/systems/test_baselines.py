@@ -1,7 +1,5 @@
 """Baselines of frozen roles on recorded replies: their effects in order, and their ends."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -68,9 +66,6 @@ def purposes(tape: Tape) -> list[str]:
     return [entry[0] for entry in tape.log]
 
 
-# --- Scripts -------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class NotedScript(ScriptedSystem):
     """A script with a fault and a strategy choice between two replies."""
@@ -96,9 +91,6 @@ def test_all_systems_use_the_same_answer_prompt(name):
         assert template(mine, name).template == template(theirs, name).template
 
 
-# --- Reranker ------------------------------------------------------------------------------------
-
-
 def test_the_reranker_answers_from_the_best_grades():
     tape = tape_of({"grade": ["1", "Grade: 9.", "none", "9", "10/10", "11"]})
     reranker = Reranker("baselines_tiny", 2, pool=3)
@@ -108,9 +100,6 @@ def test_the_reranker_answers_from_the_best_grades():
     # Passage 5 has 10; of the two with 9 the first one comes first; 11 is not a grade.
     assert "1 title 5: text 5\n2 title 2: text 2\n" in tape.prompts[-1]
     assert "title 4" not in tape.prompts[-1]
-
-
-# --- REPLUG --------------------------------------------------------------------------------------
 
 
 def test_replug_answers_per_passage_and_votes():
@@ -145,9 +134,6 @@ def test_equal_answers_add_their_weights(weights, answer):
     assert weighted_vote(["Rom", "Ulm", "the ULM"], weights) == answer
 
 
-# --- Selection -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("reply", "titles", "faults"),
     [
@@ -166,9 +152,6 @@ def test_selected_passages_keep_the_selected_order(reply, titles, faults):
     assert [title for title, _ in parse_passages("baselines_tiny", tape.prompts[-1])] == titles
 
 
-# --- QueryRewrite --------------------------------------------------------------------------------
-
-
 def test_queries_run_together_and_hits_interleave():
     hit_map = {"Ann": [passage(1), passage(2), passage(3)], "birth": [passage(2), passage(4)]}
     tape = tape_of({"rewrite": ['1. Ann\n- "birth"\n\nAnn\n3) too many\n']}, hit_map)
@@ -182,9 +165,6 @@ def test_without_a_readable_query_the_question_is_searched():
     tape = tape_of({"rewrite": [" \n "]})
     assert end_of(QueryRewrite("baselines_tiny", 2), tape) == ("Ulm", "answered", ("No Query",))
     assert searches(tape) == [QUERY]
-
-
-# --- Iter-RetGen and IRCoT -----------------------------------------------------------------------
 
 
 def test_each_round_searches_with_the_previous_answer():
@@ -220,9 +200,6 @@ def test_an_unfinished_chain_is_answered_from_passages(reply, faults):
     tape = tape_of({"thought": ["Ducks swim.", reply]})
     assert end_of(IRCoT("baselines_tiny", 2, thoughts=2), tape) == ("Ulm", "answered", faults)
     assert purposes(tape) == ["search", "thought"] * 2 + ["search"] * (not faults) + ["answer"]
-
-
-# --- ReAct and Search-o1 -------------------------------------------------------------------------
 
 
 def test_react_sees_search_results_until_it_finishes():
@@ -267,9 +244,6 @@ def test_search_o1_reads_with_its_reasoning():
     assert f"First Ann.{BEGIN}Ann{END}\nfound\nAnn: Ulm\n{BEGIN}Lee{END}" in second
 
 
-# --- Self-RAG ------------------------------------------------------------------------------------
-
-
 def test_the_answer_with_the_best_verdicts_wins():
     reply_lists = {
         "retrieve": ["Yes."],
@@ -300,9 +274,6 @@ def test_malformed_verdicts_search_and_count_as_no():
     tape = tape_of(reply_lists | {"supported": ["no"], "useful": ["no"]})
     faults = ("Invalid Verdict", "Invalid Verdict")
     assert end_of(SelfRAG("baselines_tiny", 2), tape) == ("Ulm", "answered", faults)
-
-
-# --- SlimPLM -------------------------------------------------------------------------------------
 
 
 def test_a_trusted_draft_is_neither_searched_nor_shown():
@@ -339,9 +310,6 @@ def test_without_draft_and_query_the_question_is_searched():
     assert tape.prompts[1].endswith("\nDraft: ")
 
 
-# --- InstructRAG ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("reply", "answer", "faults"),
     [
@@ -356,9 +324,6 @@ def test_an_explanation_ends_with_the_answer(reply, answer, faults):
     assert end_of(InstructRAG("baselines_tiny", 2), tape) == (answer, "answered", faults)
     assert tape.log == [("search", QUERY, 2), ("instruct",)]
     assert tape.prompts == [f"instruct\n1 title 1: text 1\n2 title 2: text 2\nQuestion: {QUERY}"]
-
-
-# --- Adaptive-RAG and C-3PO's fixed strategies ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -400,8 +365,6 @@ def test_a_fixed_strategy_never_calls_the_router(strategy, requests):
     assert result.strategies == {strategy: 1} and result.answers == ("Ulm",)
     assert searches(tape) == {RETRIEVAL: [QUERY], PLANNING: ["Ann"]}.get(strategy, [])
 
-
-# --- Every prompt --------------------------------------------------------------------------------
 
 ALL = (Reranker, Selection, QueryRewrite, IterRetGen, IRCoT, ReAct, SearchO1, SelfRAG, AdaptiveRAG,
        SlimPLM, InstructRAG)  # fmt: skip

@@ -1,7 +1,5 @@
 """Training data of baselines: supervised examples, classes, and neighbors."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import random
@@ -32,9 +30,6 @@ from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, passage, system
 
 STYLE = "baselines_tiny"
-
-
-# --- Examples for a generator --------------------------------------------------------------------
 
 
 def question_about(i: int, gold: tuple[str, ...] = ()) -> Question:
@@ -155,9 +150,6 @@ def test_a_rationale_is_trained_in_its_inference_prompt():
     assert parse_rationale(row.target).valid
 
 
-# --- Classes -------------------------------------------------------------------------------------
-
-
 def forced_forest(right: dict[str, set[str]]):
     """C-3PO's three strategies on Ann, Bob and Cid; `right` lists the right ones."""
     cid = Question("q-cid", "Where was Cid born?", ("Bonn",), hops=2)
@@ -232,8 +224,6 @@ def test_gate_examples_label_right_drafts():
     assert gate_examples(STYLE, again) == gate_examples(STYLE, forest)
     assert set(alone.log) == {("drafter",)}  # without search, judgement and answer
 
-
-# --- SKR -----------------------------------------------------------------------------------------
 
 TEXTS = ("film alpha", "film beta", "song gamma", "song delta", "film song")
 

@@ -1,20 +1,11 @@
 """Parsers for the replies of frozen roles."""
 
-from __future__ import annotations
-
 import hypothesis
 import pytest
 
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.systems.baselines.adaptive import parse_class
-from jax_ragrl.systems.baselines.agents import (
-    BEGIN,
-    END,
-    FINISH,
-    SEARCH,
-    parse_marked,
-    parse_react,
-)
+from jax_ragrl.systems.baselines.agents import BEGIN, END, FINISH, SEARCH, parse_marked, parse_react
 from jax_ragrl.systems.baselines.instruct_rag import parse_rationale
 from jax_ragrl.systems.baselines.iterative import parse_thought
 from jax_ragrl.systems.baselines.self_rag import critique, parse_verdict

@@ -1,7 +1,5 @@
 """The baselines on a small synthetic corpus, end to end and without a model."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

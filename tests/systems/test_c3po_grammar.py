@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hypothesis
 import pytest
 from hypothesis import strategies as st

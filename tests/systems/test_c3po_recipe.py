@@ -1,7 +1,5 @@
 """C-3PO's table of choices: the effect of its settings on trees, credit and evaluation."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

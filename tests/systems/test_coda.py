@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -32,9 +30,6 @@ SEARCH = render_turn(think="born", search="Ann born")
 REFINED = render_turn(refine="Ann was born in Ulm", answer="Ulm")
 FINAL = render_turn(think="done", answer="Ulm")
 DOCUMENTS = "told 1 title 1: text 1\n2 title 2: text 2"
-
-
-# --- Grammar ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -78,9 +73,6 @@ def test_tags_match_with_equal_counts(text, right):
 
 def test_all_contents_of_a_tag_are_joined():
     assert tag_contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
-
-
-# --- The steps ----------------------------------------------------------------------------------
 
 
 def test_a_task_has_its_own_context():
@@ -170,9 +162,6 @@ def test_plain_text_continues_and_stops_at_tags():
     assert not any(role.as_chat_turns for role in system.roles.values())
 
 
-# --- Reward -------------------------------------------------------------------------------------
-
-
 def test_the_answer_reward_is_six_f1_minus_three():
     assert answer_reward("Ulm", ("Ulm",)) == 3.0
     assert answer_reward("Rom", ("Ulm",)) == answer_reward(None, ("Ulm",)) == -3.0
@@ -251,9 +240,6 @@ def test_observations_earn_no_format_point():
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, render_turn(answer="Ulm")]}
     forest, _ = talk(SYSTEM, texts, hits=hits)
     assert coda.reward(forest, PAPER)[-1] == 3.0 + 1.0
-
-
-# --- Credit -------------------------------------------------------------------------------------
 
 
 def group(rollouts=6):

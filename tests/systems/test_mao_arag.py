@@ -3,8 +3,6 @@
 Costs are counted in words here: a price of 1 per token, without other costs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random
@@ -51,8 +49,6 @@ from tests.rollout.tape import ANN, Tape, passage
 from tests.systems.test_parsers import ANYTHING
 from tests.systems.test_presets import code
 from tests.tiny import tokenizer
-
-# --- Grammar -------------------------------------------------------------------------------------
 
 
 def test_sixteen_workflows_and_two_decompositions_are_legal():
@@ -105,9 +101,6 @@ def test_selection_may_require_a_search_before():
     assert [role.parse("DS,AG").valid for role in system.roles.values()] == [False, False]
 
 
-# --- Replies of executors ------------------------------------------------------------------------
-
-
 def test_sub_questions_are_lines_without_their_numbers():
     assert sub_questions("1. a?\n 2) b?\n\n- c?\n* d?\n5: e?") == ("a?", "b?", "c?", "d?", "e?")
     assert sub_questions("9. a?\n10. b?\n11) c?") == ("a?", "b?", "c?")
@@ -138,9 +131,6 @@ def test_any_reply_parses(reply):
     documents = (passage(1),)
     assert all(len(part.split("\n")) == 1 for part in sub_questions(reply))
     assert select_documents(reply, documents) in (documents, ()) and "\n" not in plain_answer(reply)
-
-
-# --- Workflows -----------------------------------------------------------------------------------
 
 
 def play(
@@ -222,9 +212,6 @@ def test_executor_faults_are_corrected_and_counted():
     assert len(parts_planned(forest)) == 4
     forest, _ = play(["QDP", *["AG"] * 4], [f"{i}?" for i in range(4)], FILLED)
     assert forest.records[-1].state.faults == ()
-
-
-# --- Sub-questions -------------------------------------------------------------------------------
 
 
 def test_serial_sub_questions_use_earlier_answers():
@@ -309,9 +296,6 @@ def test_planners_are_sampled_and_executors_are_greedy():
     assert [record.depth for record in forest.records[:-1]] == [1, 2, 3]
 
 
-# --- Illegal workflows and the limit of turns -----------------------------------------------------
-
-
 def own_of(forest: Forest, **costs: Any) -> list[float]:
     """The immediate reward of each planner call."""
     reward_N = recipe(Settings(costs=Costs(**costs))).reward(forest)
@@ -389,8 +373,6 @@ def test_rollouts_end_in_time_and_calls_are_paid():
     ends = {leaf.finish_reason for leaf in leaves}
     assert ends == {"answered", "answered, Out Of Turns", "No Sub-Answer", "No Legal Workflow"}
 
-
-# --- Costs ---------------------------------------------------------------------------------------
 
 # One word costs 1; there are no other costs.
 WORDS = {"alpha": 1.0, "retrieval_weight": 0.0, "turn_weight": 0.0}
@@ -497,9 +479,6 @@ def test_copies_of_a_rollout_are_priced_separately():
     assert (reward_N[plans["AG"]], reward_N[plans["R,AG"]]) == (0.0, -1.0)
 
 
-# --- Fixed workflows ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("plan", [render_plan(plan) for plan in PLANS if len(plan) < 4])
 def test_a_fixed_workflow_acts_as_a_planner_that_always_writes_it(plan):
     first, _, rest = plan.partition(",")
@@ -511,9 +490,6 @@ def test_a_fixed_workflow_acts_as_a_planner_that_always_writes_it(plan):
     assert other.log == [entry for entry in tape.log if entry[0] not in ("planner", "sub_planner")]
     assert end(fixed) == end(planned) and fixed.records[-1].state.strategy == plans[0]
     assert len(fixed.records) == 1, "no role acts"
-
-
-# --- The synthetic corpus ------------------------------------------------------------------------
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """MMOA-RAG: grammars, the modules, penalties and credit, heuristic labels, the teacher."""
 
-from __future__ import annotations
-
 import functools
 import random
 import re
@@ -47,9 +45,6 @@ from jax_ragrl.warmstart.teachers.mmoa_rag import (
 )
 from tests.rollout.tape import ANN, Tape, passage, talk
 from tests.systems.test_presets import code
-
-# --- Grammars ------------------------------------------------------------------------------------
-
 
 MANY, INVALID = "Too Many Queries", "Invalid Selection"
 
@@ -134,9 +129,6 @@ def test_the_mask_limits_the_digits_of_numbers():
 
     assert legal(10) == ["0", "9", ",", "Document"]
     assert legal(11) == ["0", "9", "12", "99", ",", "Document"]
-
-
-# --- The sequence of modules ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,9 +233,6 @@ def test_malformed_actions_have_fallbacks_and_names(role, text, search_queries, 
     assert leaf.state.faults == ("Unknown Document",) * end[1].endswith("Unknown Document")
 
 
-# --- Penalties and credit ------------------------------------------------------------------------
-
-
 def credit_of(texts, settings: Settings, question: Question = ANN):
     """The credit of rewriter, selector and generator."""
     forest, _ = play(texts, question, top_k=4)
@@ -340,9 +329,6 @@ def test_a_single_rewriter_earns_em_f1_hit(answer, passage_text, score):
     assert credit_N[0] == pytest.approx(score)
 
 
-# --- Heuristic labels ----------------------------------------------------------------------------
-
-
 def test_a_document_with_a_word_of_question_or_answer_is_useful():
     question = Question("q", "Who directed the film Jaws?", ("Steven Spielberg",))
     assert words_of_both(question) == ["directed", "film", "jaws", "steven", "spielberg"]
@@ -387,9 +373,6 @@ def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
     assert any(question.answers[0] in document for document in labels)
     assert all(e.target[-1] == tokenizer.stop_ids[0] for e in rows())
     assert [e.role for e in rows(modules="QR+G")] == ["rewriter", "generator"]
-
-
-# --- The teacher ---------------------------------------------------------------------------------
 
 
 def accuracy_of(tokenizer, questions, **options) -> float:

@@ -1,7 +1,5 @@
 """Parsers of roles and replies: none raises, errors have a sentence, and a text is read once."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """The config files of the papers: the preset `paper` has the defaults of a system."""
 
-from __future__ import annotations
-
 import runpy
 from typing import Any
 

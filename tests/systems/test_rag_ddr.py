@@ -1,7 +1,5 @@
 """RAG-DDR: sampled outputs, preference pairs, and a run that learns from them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The registry: a system is one module, found by its short or its dotted name."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

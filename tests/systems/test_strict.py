@@ -1,7 +1,5 @@
 """Strict grammars: every text of a role's language is accepted by its parser."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

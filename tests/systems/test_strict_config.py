@@ -1,7 +1,5 @@
 """The config key `grammar`."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """Tree-GRPO: where trees branch, and the advantage of a turn by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The best policies of a run on dev questions, and runs that start from them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import pathlib
@@ -71,14 +69,12 @@ def weights(run: RunCheckpoint, job, parts) -> set[float]:
 
 
 @pytest.mark.parametrize(("name", "step"), [("", 5), ("@newest", 5), ("@4", 4), ("@best", 2)])
-def test_a_checkpoint_has_a_name(trained, name: str, step: int):
+def test_a_checkpoint_has_a_name(trained, name, step):
     job, parts, folder = trained
     assert weights(parse_run(f"{folder}{name}"), job, parts) == {step}
 
 
-def test_a_resumed_run_keeps_the_best_policies_unless_a_score_is_higher(
-    trained, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_resumed_run_keeps_the_best_policies_unless_a_score_is_higher(trained, monkeypatch):
     _, parts, folder = trained
     longer = load_job(small_values(folder, steps=7, dev_questions=2, eval_every=1))
     scores = [0.75, 0.9]
@@ -88,7 +84,7 @@ def test_a_resumed_run_keeps_the_best_policies_unless_a_score_is_higher(
     assert [step for step in (5, 6, 7) if (folder / "best" / str(step)).exists()] == [7]
 
 
-def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path: pathlib.Path):
+def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path):
     """A run that has resumed before step 7 evaluates it after the step 10 of its lost updates."""
     job, parts = small_run(tmp_path, steps=10)
     policies = loop.prepare_policies(job, parts.policies, parts.tokenizer)
@@ -99,7 +95,7 @@ def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path: pat
 
 
 def test_a_run_without_a_checkpoint_forgets_the_best_policies_of_an_earlier_config(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     """Until the first checkpoint the config of a folder may change."""
     changes = {"dev_questions": 2, "eval_every": 1, "save_every": 20}
@@ -121,9 +117,7 @@ def test_a_run_without_a_checkpoint_forgets_the_best_policies_of_an_earlier_conf
     assert best_of(tmp_path) == {2: 0.2}
 
 
-def test_an_evaluation_of_few_questions_decides_nothing(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_evaluation_of_few_questions_decides_nothing(tmp_path, monkeypatch):
     """During an outage one of two questions is answered, and right."""
     job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1, patience=1)
     scores = [np.array([1.0, np.nan]), np.full(2, 0.5), np.full(2, 0.4)]
@@ -181,13 +175,13 @@ def test_a_checkpoint_that_does_not_exist_is_named(trained, tmp_path):
         parse_run(f"{folder}@last")
 
 
-def test_a_folder_with_an_at_sign_is_a_folder(tmp_path: pathlib.Path):
+def test_a_folder_with_an_at_sign_is_a_folder(tmp_path):
     (tmp_path / "run@best").mkdir()
     assert parse_run(tmp_path / "run@best") == RunCheckpoint(tmp_path / "run@best")
 
 
 def test_the_best_policies_are_those_before_training_if_no_later_score_is_higher(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     """Training ruins the policies from the first update on."""
     job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1)

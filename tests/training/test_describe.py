@@ -1,7 +1,5 @@
 """Rollout metrics and the log of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import MappingProxyType, SimpleNamespace
@@ -18,13 +16,7 @@ from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
 from jax_ragrl.text.metrics import exact_match
-from jax_ragrl.training.log import (
-    Clock,
-    Log,
-    ProgramCounter,
-    format_number,
-    matching_keys,
-)
+from jax_ragrl.training.log import Clock, Log, ProgramCounter, format_number, matching_keys
 from jax_ragrl.training.loop import check_records
 from jax_ragrl.training.rollout_metrics import (
     FEW_PAIRS,

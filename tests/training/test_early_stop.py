@@ -1,9 +1,6 @@
 """A run ends when its score no longer improves, or its tokens are spent, resumed or not."""
 
-from __future__ import annotations
-
 import math
-import pathlib
 
 import pytest
 
@@ -73,7 +70,7 @@ def test_a_run_ends_by_its_patience_or_its_budget_only():
     ],
 )
 def test_a_run_that_ends_early_has_a_checkpoint_and_stays_at_its_end(
-    settings, last, evaluated, interrupted_at, tmp_path: pathlib.Path, monkeypatch
+    settings, last, evaluated, interrupted_at, tmp_path, monkeypatch
 ):
     job, parts = small_run(tmp_path, steps=9, dev_questions=2, save_every=2, **settings)
     scores, pending = [0.1, 0.5, 0.25, 0.75, 0.5, 0.25, 1.0], [interrupted_at]

@@ -1,7 +1,5 @@
 """`ragrl train` on several hosts equals the run on one host."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import socket
@@ -19,11 +17,7 @@ from tests.tiny import saved_policy
 REPO = pathlib.Path(__file__).parents[2]
 MESH = "(1, -1, 1)"
 # Both processes compile programs for four devices, which takes longer than they compute.
-TWO_DEVICES = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": flags(2),
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-}
+TWO_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(2), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def start_all(command: list[str]) -> list[subprocess.Popen]:

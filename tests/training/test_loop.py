@@ -1,11 +1,8 @@
 """The training loop: device memory, phases of a run and grammars."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
-import pathlib
 import weakref
 
 import jax
@@ -33,9 +30,7 @@ class FirstRolloutError(Exception):
 
 
 @pytest.mark.parametrize(("where", "retained"), [("none", False), ("reward", True)])
-def test_initial_weights_are_retained_only_as_references(
-    where: str, retained: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_initial_weights_are_retained_only_as_references(where, retained, tmp_path, monkeypatch):
     folder = saved_policy(tmp_path)
     settings = {"policy": folder, "data.world.size": 40, "objective.kl.where": where}
     values = load_config(
@@ -87,9 +82,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory):
     return job, parts, folder, jax.device_get(state)
 
 
-def test_a_resumed_run_never_holds_two_copies_of_its_state(
-    interrupted, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_resumed_run_never_holds_two_copies_of_its_state(interrupted, monkeypatch):
     (job, parts, folder, _), alive = interrupted, []
 
     def prepare_policies(*args):
@@ -126,9 +119,7 @@ def test_rollouts_by_hand_have_their_rewards():
     np.testing.assert_array_equal(forest.reward_N, np.float32(forest.leaf_N))
 
 
-def test_policies_are_restored_without_optimizer_state(
-    interrupted, monkeypatch: pytest.MonkeyPatch
-):
+def test_policies_are_restored_without_optimizer_state(interrupted, monkeypatch):
     job, parts, folder, state = interrupted
     monkeypatch.setattr(
         state_module, "_optimizer_state", lambda *_: pytest.fail("builds an optimizer state")

@@ -1,7 +1,5 @@
 """Failed questions, evaluations without a score and diverged parameters are never saved."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -51,7 +49,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_step_of_failed_questions_trains_nothing(system: str):
+def test_a_step_of_failed_questions_trains_nothing(system):
     recipe = load_recipe(load_config(CONFIGS / "tiny" / f"{system}.py", []))
     roles = tuple(recipe.system.roles)
     forest = build_forest([ANN, BOB], [], {0: "away", 1: "away"})
@@ -111,9 +109,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, down: set[int]) -> tuple[set[int], 
     return down, requests
 
 
-def test_an_outage_is_not_saved_and_its_steps_are_repeated(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_outage_is_not_saved_and_its_steps_are_repeated(tmp_path, monkeypatch):
     job, parts = small_run(tmp_path, steps=7, dev_questions=0)
     down, requests = fail_at(monkeypatch, {1, 2, 3, 4, 5})
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
@@ -132,9 +128,7 @@ def test_an_outage_is_not_saved_and_its_steps_are_repeated(
     assert [row["failed"] for row in read_metrics(tmp_path)] == [0, 0, 2, 2, 0, 0, 0]
 
 
-def test_an_outage_at_the_last_step_is_repeated(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_outage_at_the_last_step_is_repeated(tmp_path, monkeypatch):
     job, parts = small_run(tmp_path, steps=4, dev_questions=0)
     down, requests = fail_at(monkeypatch, {2, 3})
     with pytest.raises(UserError, match="not saved.*no route to the server.*--workdir=") as error:
@@ -149,9 +143,7 @@ def test_an_outage_at_the_last_step_is_repeated(
     assert [(row["step"], row["failed"]) for row in rows] == [(i, 0) for i in (1, 2, 3, 4)]
 
 
-def test_an_evaluation_without_a_score_warns_or_is_repeated(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_evaluation_without_a_score_warns_or_is_repeated(tmp_path, monkeypatch):
     job, parts = small_run(tmp_path, steps=2, dev_questions=2, eval_every=1)
     results = [result(np.nan, ("connection refused",) * 2)] * 2 + [result(0.5)]
     monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
@@ -173,9 +165,7 @@ def test_an_evaluation_without_a_score_warns_or_is_repeated(
     ("change", "part"),
     [({"answers": ("another",)}, "train"), ({"gold": ("p9",)}, r"train \(gold\)")],
 )
-def test_a_resumed_run_refuses_other_questions(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], part: str
-):
+def test_a_resumed_run_refuses_other_questions(tmp_path, monkeypatch, change, part):
     """A file of questions is edited between two calls; the config names the same file."""
     job, parts = small_run(tmp_path, steps=2, dev_questions=0)
 
@@ -202,9 +192,7 @@ def test_a_resumed_run_refuses_other_questions(
         loop.train(job, parts._replace(questions=before), tmp_path)
 
 
-def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_first_evaluation_is_step_zero_and_is_never_repeated(tmp_path, monkeypatch):
     """A run that is called again after its last step keeps the rows that it has."""
     job, parts = small_run(
         tmp_path, steps=1, dev_questions=2, eval_every=1, eval_before_training=True
@@ -222,9 +210,7 @@ def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
     assert files == ["dev-0.jsonl", "dev-1.jsonl"]
 
 
-def test_diverged_parameters_stop_the_run_and_checkpoints_remain(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_diverged_parameters_stop_the_run_and_checkpoints_remain(tmp_path, monkeypatch):
     """The learning rate becomes infinite after three updates."""
     job, parts = small_run(tmp_path, steps=6, dev_questions=0)
     rate = lambda count: jnp.where(count < 3, 1e-4, jnp.inf)  # noqa: E731

@@ -1,7 +1,5 @@
 """A resumed run and a repeated evaluation send no request that was answered before."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 
@@ -28,9 +26,7 @@ class Stopped(Exception):  # noqa: N818 - as a kill
     """The run is killed."""
 
 
-def test_a_run_that_is_killed_and_resumed_sends_each_request_once(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_that_is_killed_and_resumed_sends_each_request_once(tmp_path, monkeypatch):
     """Steps after the last checkpoint are repeated; their replies come from the file."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
@@ -77,7 +73,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(
     assert [[row[k] for k in paid] for row in whole] == [[row[k] for k in paid] for row in resumed]
 
 
-def test_a_repeated_evaluation_sends_nothing(tmp_path: pathlib.Path, monkeypatch):
+def test_a_repeated_evaluation_sends_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     results = []
     with serving(lambda body: "False") as (address, seen):

@@ -1,7 +1,5 @@
 """Dead questions, whose rollouts all earned the same, are replaced within a step."""
 
-from __future__ import annotations
-
 import pathlib
 import zlib
 from typing import Any
@@ -97,7 +95,7 @@ def routes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Routes:
     return Routes(tmp_path, monkeypatch)
 
 
-def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(routes: Routes):
+def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(routes):
     rows = read_metrics(routes.train(refill=2))
     stream, expected = QuestionStream(routes.questions, routes.seed), []
     for step in range(STEPS):
@@ -118,7 +116,7 @@ def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(ro
     assert len({len(asked) for asked in expected}) > 1
 
 
-def test_without_refill_dead_questions_remain(routes: Routes):
+def test_without_refill_dead_questions_remain(routes):
     rows = read_metrics(routes.train(steps=1))
     assert len(routes.trained[0]) == rows[0]["questions/asked"] == PER_STEP
     assert rows[0]["questions/dead"] == sum(not has_signal(q.id) for q in asked_first(routes))
@@ -128,7 +126,7 @@ def asked_first(routes: Routes) -> list[Question]:
     return QuestionStream(routes.questions, routes.seed).draw(PER_STEP)
 
 
-def test_a_question_asked_again_in_a_step_has_other_seeds(routes: Routes):
+def test_a_question_asked_again_in_a_step_has_other_seeds(routes):
     routes.train(steps=1)
     seeds = []
     method = loop.method_of(load_job(load_config(CONFIGS / "tiny" / "c3po_router.py", [])))
@@ -139,14 +137,14 @@ def test_a_question_asked_again_in_a_step_has_other_seeds(routes: Routes):
     assert len(set(seeds)) == 3
 
 
-def test_failed_questions_are_not_replaced(routes: Routes):
+def test_failed_questions_are_not_replaced(routes):
     routes.fails = True
     with pytest.raises(UserError, match="no route"):
         routes.train(refill=3)
     assert [len(ids) for _, ids in routes.asked] == [PER_STEP]
 
 
-def test_a_step_without_a_signal_changes_nothing(routes: Routes):
+def test_a_step_without_a_signal_changes_nothing(routes):
     """After updates, so that the optimizer has momentum."""
     folder = routes.train(refill=1, steps=2)
     before = Checkpoints(folder).meta(2)
@@ -159,9 +157,7 @@ def test_a_step_without_a_signal_changes_nothing(routes: Routes):
 
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("prefers", [False, True])
-def test_a_resumed_run_is_bit_identical(
-    routes: Routes, monkeypatch: pytest.MonkeyPatch, staleness: int, prefers: bool
-):
+def test_a_resumed_run_is_bit_identical(routes, monkeypatch, staleness, prefers):
     """The rollouts in flight are saved with the questions that replaced dead ones.
 
     There are few questions, so that outcomes decide what later epochs ask.
@@ -191,7 +187,7 @@ def test_a_resumed_run_is_bit_identical(
 
 @pytest.mark.parametrize("config", ["c3po", "rag_ddr"])
 @pytest.mark.parametrize(("key", "value"), [("refill", 1), ("prefer_signal", True)])
-def test_a_critic_and_preference_pairs_refuse_a_choice_by_signal(config: str, key: str, value: int):
+def test_a_critic_and_preference_pairs_refuse_a_choice_by_signal(config, key, value):
     with pytest.raises(UserError, match=f"run.{key} is {value}, but only with a group rule"):
         override = f"--config.run.{key}={value}"
         load_job(load_config(CONFIGS / "tiny" / f"{config}.py", [override]))

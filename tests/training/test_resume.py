@@ -1,7 +1,5 @@
 """A run that is stopped, killed and resumed ends with bitwise equal parameters."""
 
-from __future__ import annotations
-
 import pathlib
 import signal
 import subprocess

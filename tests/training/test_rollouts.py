@@ -1,7 +1,5 @@
 """Stale rollouts: made during the update before, saved in flight, and given up if they must be."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pathlib
@@ -36,7 +34,7 @@ def trial(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     return Trial(tmp_path, monkeypatch)
 
 
-def test_stale_rollouts_come_from_the_policies_before_the_last_update(trial: Trial):
+def test_stale_rollouts_come_from_the_policies_before_the_last_update(trial):
     trial.train(steps=4)
     (_, initial), *rest = trial.steps_and_weights()
     assert rest == [(1, initial), (2, 1.0), (3, 2.0)]
@@ -45,7 +43,7 @@ def test_stale_rollouts_come_from_the_policies_before_the_last_update(trial: Tri
     assert own == "MainThread" and set(others) == {"rollout_0"}
 
 
-def test_fresh_rollouts_come_from_the_newest_policies(trial: Trial):
+def test_fresh_rollouts_come_from_the_newest_policies(trial):
     trial.train(staleness=0, steps=4)
     assert trial.steps_and_weights()[1:] == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert trial.rows("staleness") == [0] * 4 and set(trial.threads.values()) == {"MainThread"}
@@ -54,7 +52,7 @@ def test_fresh_rollouts_come_from_the_newest_policies(trial: Trial):
 
 
 @pytest.mark.parametrize("save_every", [1, 2])
-def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial: Trial, save_every: int):
+def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial, save_every):
     """The language model answers differently each time: a second rollout would differ."""
     trial.interrupted_at = 2
     with pytest.raises(KeyboardInterrupt):
@@ -72,7 +70,7 @@ def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial: Trial, sav
     assert len({tuple(own) for own in ids.values()}) == 5
 
 
-def test_a_forest_from_a_checkpoint_has_equal_credit(trial: Trial, monkeypatch: pytest.MonkeyPatch):
+def test_a_forest_from_a_checkpoint_has_equal_credit(trial, monkeypatch):
     trial.train(steps=1)
     forest = play(Tape(improvise), *[ANN, BOB] * 3, expander=PAPER, seed=3)
     assert len(forest.records) > 60 and len(np.unique(forest.reward_N)) == 2
@@ -104,7 +102,7 @@ def rollouts_of(trial: Trial) -> Rollouts:
     )
 
 
-def test_a_phase_begins_with_rollouts_of_its_own_policies(trial: Trial):
+def test_a_phase_begins_with_rollouts_of_its_own_policies(trial):
     trial.train(steps=5, phases=PHASES)
     (_, initial), *rest = trial.steps_and_weights()
     assert rest == [(1, initial), (2, 2.0), (3, 2.0), (4, 3.0)]
@@ -112,7 +110,7 @@ def test_a_phase_begins_with_rollouts_of_its_own_policies(trial: Trial):
 
 
 @pytest.mark.filterwarnings("ignore:guard.grad_norm")
-def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial: Trial):
+def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial):
     trial.norms = [1, 1, 50, 1, 1]
     trial.train(guard=guard("undo"))
     # Step 3 was rolled out once, by the policies before the undone update, which it then trains.
@@ -123,7 +121,7 @@ def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial: Trial):
 
 
 def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_saved(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+    trial, monkeypatch
 ):
     trial.train(steps=1)
     forest = play(Tape(improvise), ANN, expander=PAPER, seed=3)
@@ -135,7 +133,7 @@ def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_sa
         rollouts.state()
 
 
-def test_an_outage_in_flight_is_not_saved(trial: Trial):
+def test_an_outage_in_flight_is_not_saved(trial):
     trial.fails_at = {2, 3, 4, 5, 6}
     with pytest.raises(UserError, match=r"5 steps in a row .* no route"):
         trial.train(steps=8)
@@ -147,9 +145,7 @@ def test_an_outage_in_flight_is_not_saved(trial: Trial):
     assert trial.rows("staleness") == [0, 1, 0, 1, 1, 1, 1, 1] and trial.rows("failed") == [0] * 8
 
 
-def test_an_error_in_flight_comes_after_the_step_is_saved(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_error_in_flight_comes_after_the_step_is_saved(trial, monkeypatch):
     roll_out = trial.roll_out
 
     def fail(method, environment, questions, step):
@@ -163,7 +159,7 @@ def test_an_error_in_flight_comes_after_the_step_is_saved(
     assert Checkpoints(trial.folder).latest() == 2 and trial.rows("staleness") == [0, 1]
 
 
-def test_a_stopped_run_saves_its_rollouts_in_flight(trial: Trial, monkeypatch: pytest.MonkeyPatch):
+def test_a_stopped_run_saves_its_rollouts_in_flight(trial, monkeypatch):
     notice = loop.stop_notice
 
     class Stop:
@@ -177,9 +173,7 @@ def test_a_stopped_run_saves_its_rollouts_in_flight(trial: Trial, monkeypatch: p
     assert [step for step, *_ in trial.sampled] == [0, 1, 2, 3, 4]
 
 
-def test_a_run_that_ends_early_makes_no_further_rollouts(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_that_ends_early_makes_no_further_rollouts(trial, monkeypatch):
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {"eval/accuracy": 0.5})
     trial.train(steps=9, patience=2, eval_every=1)
     # The policies before training have the score, too.
@@ -201,9 +195,7 @@ def test_the_times_of_a_step_count_each_second_once():
     }
 
 
-def test_waiting_before_a_step_counts_for_its_rollouts(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-):
+def test_waiting_before_a_step_counts_for_its_rollouts(trial, monkeypatch):
     trial.train(steps=1)
     rollouts = rollouts_of(trial)
     monkeypatch.setattr(ROLL_OUT, lambda *_: play(Tape(improvise)))
@@ -225,9 +217,7 @@ def test_stale_rollouts_need_importance_weights():
         load_job(load_config(config, ["--config.run.staleness=2"]))
 
 
-def test_all_processes_gather_a_forest_once_in_the_main_thread(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-):
+def test_all_processes_gather_a_forest_once_in_the_main_thread(trial, monkeypatch):
     """A message of the worker thread could overtake one of the update on another process."""
     trial.train(steps=1)
     gathered = []

@@ -1,7 +1,5 @@
 """Experiment trackers in addition to the log of a run."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

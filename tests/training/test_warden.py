@@ -1,7 +1,5 @@
 """Each action of the guard changes the training as it says, in a resumed run as in a whole one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pathlib
@@ -31,7 +29,7 @@ def train(trial: Trial, action: str, norms: list[float], **run: Any) -> None:
     trial.train(**settings | run)
 
 
-def test_a_warning_changes_nothing_but_leaves_an_incident_file(trial: Trial):
+def test_a_warning_changes_nothing_but_leaves_an_incident_file(trial):
     with pytest.warns(UserWarning, match=r"guard\.grad_norm at step 4.*action: warn"):
         train(trial, "warn", [1, 1, 50, 50, 1])
     assert trial.updates() == {5}
@@ -41,7 +39,7 @@ def test_a_warning_changes_nothing_but_leaves_an_incident_file(trial: Trial):
     assert trial.rows("guard/incident/grad_norm") == [None] * 3 + [50, None]
 
 
-def test_an_undone_update_is_not_applied_and_lowers_the_rate(trial: Trial):
+def test_an_undone_update_is_not_applied_and_lowers_the_rate(trial):
     with pytest.warns(UserWarning, match="action: undo"):
         train(trial, "undo", [1, 1, 50, 50, 1, 1])
     assert trial.updates() == {4}
@@ -51,7 +49,7 @@ def test_an_undone_update_is_not_applied_and_lowers_the_rate(trial: Trial):
     assert trial.rows("guard/rate_factor")[-1] == 0.0625
 
 
-def test_updates_are_not_undone_for_ever(trial: Trial):
+def test_updates_are_not_undone_for_ever(trial):
     with (
         pytest.warns(UserWarning, match="action: stop"),
         pytest.raises(UserError, match=r"grad_norm is 50.*train --from"),
@@ -60,7 +58,7 @@ def test_updates_are_not_undone_for_ever(trial: Trial):
     assert len(trial.all_rows()) == 2 + UNDOS + 1 and trial.updates() == {2}
 
 
-def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial: Trial):
+def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial):
     with (
         pytest.warns(UserWarning, match="action: stop"),
         pytest.raises(UserError, match=r"grad_norm is 50.*incidents.*train --from"),
@@ -71,7 +69,7 @@ def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial: Trial
 
 @pytest.mark.filterwarnings("ignore:guard.grad_norm")
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_an_interrupted_run_ends_as_a_whole_one(staleness, tmp_path: pathlib.Path, monkeypatch):
+def test_an_interrupted_run_ends_as_a_whole_one(staleness, tmp_path, monkeypatch):
     ends = []
     for stop in (None, 3, 5):
         trial = Trial(tmp_path / str(stop), monkeypatch)
@@ -87,9 +85,7 @@ def test_an_interrupted_run_ends_as_a_whole_one(staleness, tmp_path: pathlib.Pat
 
 
 @pytest.mark.filterwarnings("ignore:guard")
-def test_a_fallen_dev_score_stops_an_interrupted_run_as_a_whole_one(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_fallen_dev_score_stops_an_interrupted_run_as_a_whole_one(tmp_path, monkeypatch):
     """Step 6 has a gradient and a score beyond their thresholds."""
     scores = {0: 0.4, 2: 0.5, 4: 0.9, 6: 0.1}
 

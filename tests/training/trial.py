@@ -1,7 +1,5 @@
 """Runs whose parameters all equal the number of updates that they have taken."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 import threading

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -16,8 +14,6 @@ from jax_ragrl.systems.opera.grammar import (
     render_plan,
     render_rewrite,
 )
-
-# --- Plans --------------------------------------------------------------------------------------
 
 TWO = (Step("Who made Jaws?"), Step("Where was [answer 1] born?", (1,)))
 JSON = json.dumps(
@@ -118,9 +114,6 @@ def test_answers_replace_placeholders(step, answers, goal):
     assert fill_placeholders(step, answers) == goal
 
 
-# --- Analysis -----------------------------------------------------------------------------------
-
-
 def verdict(**fields: object) -> str:
     return json.dumps(fields)
 
@@ -174,9 +167,6 @@ def test_an_unknown_status_is_inferred_from_the_answer(text, action, score):
     assert result.format_score == pytest.approx(score)
 
 
-# --- Rewritten queries --------------------------------------------------------------------------
-
-
 def query(text: str, **fields: object) -> str:
     return json.dumps({"rewritten_query": text, **fields})
 
@@ -206,9 +196,6 @@ def test_a_rewritten_query_parses(text, text_back, strategy, score, error):
     args = (text_back,) if text_back else ()
     score = pytest.approx(score)
     assert parse_rewrite(text) == ParsedAction("rewrite", args, strategy, not error, error, score)
-
-
-# --- All of them --------------------------------------------------------------------------------
 
 
 def test_rendered_actions_parse_back():

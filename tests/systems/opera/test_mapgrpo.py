@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -54,9 +52,6 @@ def groups(
     return Groups(frozenset(trained_roles), size, injection, source, CONTINUE_ALL, SEARCH_ALL)
 
 
-# --- Groups -------------------------------------------------------------------------------------
-
-
 def test_all_plans_continue_and_all_queries_are_searched():
     expander = groups(PLAN, REWRITE)
     assert expander(effect(ANALYSIS), "q") == Branching(1)
@@ -96,8 +91,6 @@ def test_unknown_injections_are_rejected(changes):
         Injection(**changes)
 
 
-# --- The continued action -------------------------------------------------------------------------
-
 YES, ROM, NO = render_analysis("a", "Ulm"), render_analysis("a", "Rom"), render_analysis("a")
 BERN = render_analysis("a", "Bern")
 CHAIN = "1 birthplace of Ann Lee\n2 country of [1]"
@@ -136,9 +129,6 @@ def test_an_expert_query_is_searched_only_for_reward():
     assert [call.request for call in end.calls] == ["a of B", "x"]
     hits = [record.passages for record in forest.records if record.role == REWRITE]
     assert len(hits) == 3 and all(hits)
-
-
-# --- Advantages ---------------------------------------------------------------------------------
 
 
 def analyses(*texts: str, injection: Injection = OFF, best: str | None = None):
@@ -277,9 +267,6 @@ def test_each_query_of_a_group_is_scored_separately():
     assert [r.role for r in forest.records].count("leaf") == 1
 
 
-# --- The pool -----------------------------------------------------------------------------------
-
-
 def test_the_pool_returns_the_best_candidate():
     pool = build_pool(
         [
@@ -416,9 +403,6 @@ def test_candidates_pair_actions_with_their_prompts():
     ]
     assert [c.role for c in rows] == [r.role for r in forest.records if r.role != "leaf"]
     assert {c.prompt for c in rows} == set(tape.prompts)
-
-
-# --- The expert of the synthetic corpus ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -33,8 +31,6 @@ from jax_ragrl.types import Passage, Question
 
 EXAMPLE = "Where was the director of Jaws born?"
 PLAN = parse_plan("1 Who directed Jaws?\n2 Where was [answer 1] born?")
-
-# --- Plans --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,8 +116,6 @@ def test_the_terms_of_the_codes_plan_reward():
     assert plan_placeholders([Step("a")]) == 1.0
 
 
-# --- Analyses -----------------------------------------------------------------------------------
-
 KNOWN_GOLD, NO_GOLD = Gold(("Ulm",), (True,), 1), Gold((), (False,), 1)
 UNKNOWN = Gold(None, (True,), 1)
 RIGHT, WRONG = (parse_analysis(render_analysis("a", x)) for x in ("Ulm", "Rom"))
@@ -145,9 +139,6 @@ NO_VERDICT = parse_analysis(render_analysis("a"))
 )
 def test_a_verdict_earns_status_answer_and_form(verdict, gold, reward):
     assert analysis_reward(verdict, gold) == pytest.approx(reward)
-
-
-# --- Rewritten queries --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,8 +194,6 @@ def test_passages_of_one_gold_article_count_once():
     assert gain(first, *rest) == gain(first, OTHER, OTHER, OTHER) < 1.0
     assert gain(first, JAWS, *rest) == 1.0
 
-
-# --- Gold ---------------------------------------------------------------------------------------
 
 BORN = Passage("p1", "Ann Lee", "Ann Lee was born in Ulm.")
 WORKS = Passage("p2", "Ann Lee", "Ann Lee married Bob Ray and works for Acme Steel.")

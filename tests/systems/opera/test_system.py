@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -31,9 +29,6 @@ def play(texts, system=SYSTEM, **tape):
 
 def queries_of(tape) -> list[str]:
     return [event[1] for event in tape.log if event[0] == "search"]
-
-
-# --- The order of effects -----------------------------------------------------------------------
 
 
 def test_steps_run_in_order_with_earlier_answers():
@@ -174,9 +169,6 @@ def test_every_role_has_its_own_policy_unless_shared():
     assert [r.sampling.max_tokens for r in SYSTEM.roles.values()] == [512, 512, 256]
 
 
-# --- The recipe ---------------------------------------------------------------------------------
-
-
 def test_a_missing_expert_pool_is_an_error():
     recipe = opera.recipe(Settings())
     with pytest.raises(UserError, match=r"recipe.expert_pool, or set recipe.expert.when=off"):
@@ -201,8 +193,6 @@ def test_unknown_choices_are_rejected(changes, message):
     with pytest.raises(UserError, match=message):
         Settings(**changes)
 
-
-# --- Rewards of a whole rollout -----------------------------------------------------------------
 
 WORLD = Settings(Opera("opera_tiny"), gold="world", expert_pool="world", min_plan_steps=1)
 ANN = passage(1)._replace(text="Ann Lee married Bob Ray and works for Acme Steel.")
