@@ -116,24 +116,6 @@ def test_actions_without_a_leaf_enter_no_statistics():
     assert weight_N.tolist() == [1, 1, 1, 1, 0, 0]
 
 
-def test_more_actions_in_a_rollout_change_no_advantage():
-    few = over_rollouts(*forest_of(chains(1, 1, 1), [1.0, 2.0, 6.0]), group_normalised)[0]
-    many = over_rollouts(*forest_of(chains(1, 7, 1), [1.0, 2.0, 6.0]), group_normalised)[0]
-    np.testing.assert_array_equal(few[[0, 2, 4]], many[[0, 2, 10]])
-    assert len(set(many[1:9].tolist()) - {many[2]}) == 1  # all actions of a rollout are equal
-
-
-def test_a_role_is_compared_with_itself_in_other_rollouts():
-    """Two roles in two rollouts of a question: the second action of the first one pays 0.5."""
-    records = chains(2, 2)
-    for node, role in enumerate(["first", "second", LEAF] * 2):
-        records[node].role = role
-    forest, reward_N = forest_of(records, [1.0, 0.0], [(1, -0.5)])
-    advantage_N, weight_N = over_roles(forest, reward_N, group_centred)
-    np.testing.assert_allclose(advantage_N[[0, 1, 3, 4]], [0.5, 0.25, -0.5, -0.25], atol=1e-6)
-    assert weight_N.all() and advantage_N.dtype == np.float32
-
-
 def test_each_action_of_a_role_counts_in_the_mean_of_the_role():
     """The role acts three times in a rollout of reward 1, and once in one of reward 0."""
     forest, reward_N = forest_of(chains(3, 1), [1.0, 0.0])

@@ -59,22 +59,6 @@ def test_monte_carlo_equals_a_recursive_reference(seed):
     np.testing.assert_allclose(weight_N, weights, rtol=1e-5)
 
 
-def test_values_of_a_star_are_hand_computed():
-    rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
-    value_N, weight_N = values_of([-1] + [0] * 5, [False] + [True] * 5, [0.0, *rewards], [1.0] * 6)
-    np.testing.assert_allclose(value_N, [0.6, *rewards], rtol=1e-6)
-    assert weight_N.tolist() == [5, 1, 1, 1, 1, 1]
-    # Less the value of the root, these are the centred rewards of a group.
-    np.testing.assert_allclose(value_N[1:] - value_N[0], np.array(rewards) - 0.6, atol=1e-6)
-
-
-def test_rewards_of_a_branch_count_once_per_leaf():
-    """The root has a branch with two leaves that costs 0.5, and one with one leaf that costs 2."""
-    parents, leaf = [-1, 0, 0, 1, 1, 2], [False] * 3 + [True] * 3
-    value_N, _ = values_of(parents, leaf, [-0.25, -0.5, -2.0, 1.0, 0.0, 1.0], [1.0] * 6)
-    np.testing.assert_allclose(value_N, [-0.25 - 1 / 3, 0.0, -1.0, 1.0, 0.0, 1.0], rtol=1e-6)
-
-
 def child_reference(n: int, parents, leaf, reward, weight) -> float | None:
     """The value of a node by recursion; None without a leaf below it."""
     children = [c for c in range(len(parents)) if parents[c] == n]
@@ -119,12 +103,6 @@ def test_only_the_mean_over_children_is_unbiased_on_trees_of_unequal_width():
     assert means[monte_carlo] == pytest.approx(7 / 12) and means[mean_of_children] == 0.5
 
 
-def test_a_multiplicity_equals_copies():
-    merged, _ = values_of([-1, 0, 0], [False, True, True], [0, 1, 0], [1, 3, 1])
-    copied, _ = values_of([-1] + [0] * 4, [False] + [True] * 4, [0, 1, 1, 1, 0], [1.0] * 5)
-    assert merged[0] == copied[0] == 0.75
-
-
 def test_padding_nodes_change_nothing():
     forest = random_forest(np.random.default_rng(3), 20)
     parents, leaf, reward, weight = forest
@@ -157,13 +135,6 @@ def test_gae_equals_a_recursive_reference(gamma, lam, length):
     actual = advantages(reward, value, [True] * length, gamma=gamma, lam=lam)
     expected = gae_reference(reward.tolist(), value.tolist(), gamma, lam)
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-5)
-
-
-def test_lambda_one_gives_reward_to_go_minus_value():
-    reward, value = [0.0, -0.5, 0.0, 2.0], [0.3, 0.1, -0.2, 1.0]
-    to_go = np.cumsum(reward[::-1])[::-1]
-    actual = advantages(reward, value, [True] * 4, lam=1.0)
-    np.testing.assert_allclose(actual, to_go - value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5)])
@@ -215,13 +186,3 @@ def test_padding_never_reaches_the_gradient_of_gae():
     grads = jax.grad(lambda r, v: gae(r, v, mask_T, lam=0.5)[0], (0, 1))(reward_T, value_T)
     # A_0 = r_0 + V_2 - V_0 + (r_2 - V_2) / 2
     np.testing.assert_array_equal(grads, [[1.0, 0.0, 0.5, 0.0], [-1.0, 0.0, 0.5, 0.0]])
-
-
-def test_padding_of_conversations_changes_nothing():
-    """Conversations of two turns and of one, two tokens per turn: rewards to go minus values."""
-    reward_AT = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
-    value_AT, mask_AT = np.full((3, 2), 0.5, np.float32), np.ones((3, 2), bool)
-    path_CS = np.array([[0, 1, -1], [2, -1, -1]], np.int32)
-    values = jax.device_put((reward_AT, value_AT, mask_AT, path_CS))
-    actual = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*values))
-    np.testing.assert_allclose(actual, [[2.5, 2.5], [1.5, 1.5], [3.5, 3.5]])

@@ -3,8 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jax_ragrl.corpus.world import generate
 from jax_ragrl.learner import packing
@@ -15,7 +13,6 @@ from jax_ragrl.learner.packing import (
     Minibatches,
     Turn,
     carry_credit,
-    common_prefix,
     conversations,
     group_turns,
     lay_out,
@@ -239,14 +236,6 @@ def test_a_batch_has_at_least_one_row():
     assert [layout.count(n) for n in layout.row_lengths] == [2, 1]
     assert [layout.count(n, 3) for n in layout.row_lengths] == [6, 3]
     assert [layout.length(n) for n in (1, 48, 49, 128)] == [48, 48, 128, 128]
-
-
-@settings(max_examples=30)
-@given(st.lists(st.integers(1, 3), max_size=9), st.lists(st.integers(1, 3), max_size=9))
-def test_common_prefix_counts_equal_first_ids(a, b):
-    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    actual = common_prefix(tuple(a), tuple(b))
-    assert actual == (min(len(a), len(b)) if expected is None else expected)
 
 
 def test_rows_to_actions_and_back_is_the_identity():

@@ -81,6 +81,7 @@ def grammar() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["PPO", "GRPO", "GRPO under a grammar", "policy gradient"])
 def test_an_update_equals_its_equations_in_float64(kind):
+    """In four short rows; under a grammar in several batches of longer rows."""
     objective, optimizer = {
         "PPO": (PPO, PPO_ADAM),
         "GRPO": (GRPO, GRPO_ADAM),
@@ -98,6 +99,8 @@ def test_an_update_equals_its_equations_in_float64(kind):
     allowed = grammar() if "grammar" in kind else None
     allowed_ZV = None if allowed is None else np.stack([allowed[z] for z in ROLES])
     policy = prepared(objective, optimizer, allowed_ZV=allowed_ZV)
+    if allowed is not None:
+        policy = with_layout(policy, Layout((32,), 32))
     move = jax.jit(lambda tree: jax.tree.map(lambda x: 0.9 * x + 0.05, tree))
     other = move(policy.state.reference)
     policy = policy.with_state(reference=other)  # a KL that is not zero
@@ -118,19 +121,6 @@ def test_an_update_equals_its_equations_in_float64(kind):
         actual, atol = named(policy.state.critic.params), 1e-3 * optimizer.value_lr
         for name, x in expected_critic.items():
             np.testing.assert_allclose(actual[name], x, atol=atol, err_msg=name)
-
-
-def test_the_layout_of_rows_changes_no_update():
-    """Four short rows, or several batches of longer rows: the same sums, the same step."""
-    results = []
-    for layout in (LAYOUT, Layout((32,), 32)):
-        policy, metrics = run(with_layout(prepared(GRPO, GRPO_ADAM), layout))
-        params = named(policy.state.policy.params)
-        results.append((params, metrics["entropy"], metrics["loss/policy"]))
-    for params, *numbers in results[1:]:
-        np.testing.assert_allclose(numbers, results[0][1:], rtol=1e-5)
-        for name, x in params.items():
-            np.testing.assert_allclose(x, results[0][0][name], atol=1e-5)
 
 
 UNPENALIZED = Objective(
@@ -173,18 +163,6 @@ def test_without_credit_there_is_no_update_if_groups_are_left_out():
 def test_groups_of_advantage_zero_stay_if_the_loss_has_other_terms(change):
     with pytest.raises(UserError, match="which train on actions with advantage 0 too"):
         dataclasses.replace(GRPO, **({"kl": KL("none"), "skip_zero_advantage": True} | change))
-
-
-def test_an_observation_changes_no_loss():
-    """An observation between two turns is not scored, whatever its length; its last token stays."""
-    results, (one, other) = [], (turn.credit for turn in turns()[:2])
-    for observation in ((5,), (1, 2, 3, 5), (9,) * 5 + (5,)):
-        first = Turn(0, "planner", (1, 2), (3, 4), credit=one)
-        second = Turn(1, "planner", first.context() + observation, (6, 7), credit=other)
-        results.append(run(prepared(GRPO, GRPO_ADAM), [first, second])[1])
-    for metrics in results[1:]:
-        for name in ("loss/policy", "entropy", "kl/loss", "grad_norm", "response_length/mean"):
-            np.testing.assert_allclose(metrics[name], results[0][name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["policy_gradient_loss", "dual_clipped_policy_loss"])
@@ -388,24 +366,11 @@ def test_the_penalty_uses_the_selected_estimator(estimator, penalty):
     np.testing.assert_allclose(advantage[0, 0], -penalty, rtol=1e-5)
 
 
-def test_without_a_critic_credit_is_the_advantage():
-    advantage, _, weight = targets_of(GRPO)
-    np.testing.assert_array_equal(advantage, [[1, 1, 0], [0.5, 0, 0]])
-    np.testing.assert_array_equal(weight, MASK)
-
-
 def test_a_full_row_has_its_credit_on_its_last_token():
     credit_A, path_CS = np.array([1.0, 0.5], np.float32), np.array([[0], [1]], np.int32)
     scores = jax.device_put(ActionScores(MASK[:, :2], credit_A, path_CS))
     advantage, _, _ = compute_advantages(GRPO, scores, jax.device_put(np.float32(0.1)))
     np.testing.assert_array_equal(jax.device_get(advantage), [[1, 1], [0.5, 0]])
-
-
-def test_returns_are_of_advantages_before_whitening():
-    value = np.array([[0.5, 0.25, 7.0], [1.0, 7.0, 7.0]], np.float32)
-    advantage, returns, _ = targets_of(Objective(lam=1.0, kl=KL("none")), value)
-    np.testing.assert_allclose(returns, [[1, 1, 0], [0.5, 0, 0]], atol=1e-6)
-    assert abs(advantage[MASK].mean()) < 1e-6 and abs(advantage[MASK].std() - 1) < 1e-5
 
 
 def test_conversation_gae_equals_its_recursion_in_float64():
