@@ -7,9 +7,8 @@ were tried again end equal.
 import contextlib
 import gzip
 import json
-import pathlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jax_ragrl.llm.reader import WorldReader
@@ -126,9 +125,7 @@ class Servers:
       after: number of requests of each server before the first fault.
     """
 
-    def __init__(
-        self, folder: pathlib.Path, share: float, faults: Sequence[str], seed: int, after: int = 4
-    ) -> None:
+    def __init__(self, folder, share, faults, seed, after=4) -> None:
         own = ("data.world.size", "data.world.famous_fraction", "index.kind")
         job = load_job(load_config(CONFIG, [f"--config.{key}={SMALL[key]}" for key in own]))
         corpus, _, world = load_data(job.data)
@@ -181,8 +178,6 @@ def served(servers: Servers) -> Iterator[dict[str, Any]]:
         }
 
 
-def train_on(
-    servers: Servers, workdir: pathlib.Path, policy: pathlib.Path, **changes: Any
-) -> Outcome:
+def train_on(servers, workdir, policy, **changes) -> Outcome:
     with served(servers) as addresses:
         return call(train_command(workdir, policy, **changes, **addresses), workdir)

@@ -1,5 +1,4 @@
 import itertools
-from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -8,13 +7,7 @@ import pytest
 from jax_ragrl.credit.returns import gae, gae_over_turns, mean_of_children, monte_carlo
 
 
-def values_of(
-    parents: Sequence[int],
-    leaf: Sequence[bool],
-    reward: Sequence[float],
-    weight: Sequence[float],
-    rule=monte_carlo,
-) -> tuple[np.ndarray, np.ndarray]:
+def values_of(parents, leaf, reward, weight, rule=monte_carlo) -> tuple[np.ndarray, np.ndarray]:
     arrays = (
         np.array(parents, np.int32),
         np.array(leaf, bool),

@@ -75,9 +75,7 @@ def deep() -> Decoder:
     return random_decoder(DEEP)
 
 
-def prepared(
-    objective: Objective, optimizer: Optimizer, decoder: Decoder | None = None, **kw
-) -> Policy:
+def prepared(objective, optimizer, decoder=None, **kw) -> Policy:
     """Prepares `bigram`, or another decoder, for one update."""
     return prepare(
         decoder or bigram(),

@@ -120,14 +120,7 @@ class Adam:
 
 
 def update(
-    o: Objective,
-    optimizer: Optimizer,
-    policy: Params,
-    critic: Params | None,
-    reference: Params,
-    turns: list[Turn],
-    temperature: float,
-    allowed: dict[str, np.ndarray] | None = None,
+    o, optimizer, policy, critic, reference, turns, temperature, allowed=None
 ) -> tuple[Params, Params | None]:
     """Takes `epochs` steps on all turns at once; `allowed` is bool `[V]` per role."""
     tokens = Tokens.of(turns)

@@ -4,30 +4,20 @@ import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.losses import (
-    clipped_policy_loss,
-    clipped_value_loss,
-    dual_clipped_policy_loss,
-    kl_k1,
-    kl_k2,
-    kl_k3,
-    policy_gradient_loss,
-    truncated_importance_weight,
-    value_loss,
-)
+from jax_ragrl import losses
 from tests.losses.arrays import put
 
 # Each loss with the number of arrays before the mask.
 LOSSES = [
-    (clipped_policy_loss, 3),
-    (dual_clipped_policy_loss, 3),
-    (policy_gradient_loss, 2),
-    (clipped_value_loss, 3),
-    (value_loss, 2),
-    (kl_k1, 2),
-    (kl_k2, 2),
-    (kl_k3, 2),
-    (truncated_importance_weight, 2),
+    (losses.clipped_policy_loss, 3),
+    (losses.dual_clipped_policy_loss, 3),
+    (losses.policy_gradient_loss, 2),
+    (losses.clipped_value_loss, 3),
+    (losses.value_loss, 2),
+    (losses.kl_k1, 2),
+    (losses.kl_k2, 2),
+    (losses.kl_k3, 2),
+    (losses.truncated_importance_weight, 2),
 ]
 
 

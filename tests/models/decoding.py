@@ -81,9 +81,7 @@ def _greedy(graphdef, state, ids_BL: Array, mask_BL: Array, num_tokens: int) -> 
     return jax.lax.scan(step, first, jnp.arange(num_tokens, dtype=jnp.int32))[1].T
 
 
-def greedy(
-    decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray, num_tokens: int
-) -> np.ndarray:
+def greedy(decoder, ids_BL, mask_BL, num_tokens) -> np.ndarray:
     graphdef, state = nnx.split(decoder)
     return jax.device_get(_greedy(graphdef, state, ids_BL, mask_BL, num_tokens))
 
@@ -100,9 +98,7 @@ def _evaluate(graphdef, state, ids_BL: Array, mask_BL: Array, positions_BL: Arra
     return jax.grad(mean_logp, has_aux=True)(state)
 
 
-def evaluate(
-    decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def evaluate(decoder, ids_BL, mask_BL) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns the gradient of the mean log-probability by checkpoint name, and the logits."""
     graphdef, state = nnx.split(decoder)
     grads, logits_BLV = _evaluate(graphdef, state, ids_BL, mask_BL, positions_of(mask_BL))

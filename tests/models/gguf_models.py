@@ -115,9 +115,7 @@ def write_gguf(
     return path
 
 
-def _write_header(
-    writer: gguf.GGUFWriter, raw: dict[str, Any], pre: str, pieces: dict[str, Any] | None
-) -> None:
+def _write_header(writer, raw, pre, pieces) -> None:
     writer.add_name("random")
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])

@@ -15,7 +15,6 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import attention as attention_module
-from jax_ragrl.models.attention import attention
 from jax_ragrl.models.config import DecoderConfig, abstract_params
 from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
 from jax_ragrl.models.lora import LoRAConfig, add_lora
@@ -123,20 +122,6 @@ def test_no_gradient_flows_through_masked_pairs(tiny):
     np.testing.assert_array_equal(has_gradient, expected)
 
 
-def test_a_packed_row_equals_its_parts_alone(tiny):
-    ids_1L = random_ids(1, 12)
-    positions_1L = np.concatenate([np.arange(5), np.arange(7)])[None].astype(np.int32)
-    packed_1LD, _ = decoding.call(
-        tiny, ids_1L, positions_1L, causal_mask(np.array([[1] * 5 + [2] * 7], np.int32))
-    )
-    alone_2L = np.zeros((2, 7), np.int32)
-    alone_2L[0, :5], alone_2L[1] = ids_1L[0, :5], ids_1L[0, 5:]
-    real_2L = np.array([[1] * 5 + [0] * 2, [1] * 7], np.int32)
-    positions_2L = np.tile(np.arange(7, dtype=np.int32), (2, 1))
-    parts_2LD, _ = decoding.call(tiny, alone_2L, positions_2L, causal_mask(real_2L))
-    np.testing.assert_allclose(packed_1LD[0], np.asarray(parts_2LD)[real_2L > 0], atol=1e-5)
-
-
 def test_saving_matmuls_saves_the_attention_kernel(monkeypatch):
     monkeypatch.setattr(attention_module, "on_cuda", lambda: True)
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
@@ -182,16 +167,6 @@ def gradient_bytes(remat: str, layers: int) -> int:
 
     compiled = jax.jit(jax.grad(loss)).lower(params, ids_RL).compile()
     return compiled.memory_analysis().temp_size_in_bytes
-
-
-def test_grouped_query_attention_equals_repeated_heads():
-    rng = np.random.default_rng(0)
-    q = rng.normal(size=(2, 5, 6, 8)).astype(np.float32)
-    k, v = rng.normal(size=(2, 2, 5, 2, 8)).astype(np.float32)
-    mask = np.tril(rng.random((2, 5, 5)) < 0.6) | np.eye(5, dtype=bool)
-    attend = jax.jit(attention)
-    repeated = attend(q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)
-    np.testing.assert_allclose(attend(q, k, v, mask), repeated, atol=1e-6)
 
 
 @pytest.mark.parametrize(

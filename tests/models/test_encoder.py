@@ -50,7 +50,7 @@ def test_vectors_equal_the_committed_ones(tiny):
     np.testing.assert_allclose(vectors, EXPECTED["vectors"], atol=2e-6)
 
 
-@pytest.mark.parametrize("count", [1, 4, 5, 17, 70])
+@pytest.mark.parametrize("count", [1, 5, 70])
 def test_batch_and_order_change_no_vector(tiny, count):
     texts = (EXPECTED["texts"] * 14)[:count]
     expected = (EXPECTED["vectors"] * 14)[:count]
@@ -61,16 +61,6 @@ def test_batch_and_order_change_no_vector(tiny, count):
 def test_the_shapes_of_an_accelerator_change_no_vector(tiny, monkeypatch):
     monkeypatch.setitem(free_work.FREE_FLOPS, "cpu", 1e9)
     np.testing.assert_allclose(tiny.encode(EXPECTED["texts"]), EXPECTED["vectors"], atol=2e-6)
-
-
-def test_padding_never_reaches_a_vector(tiny):
-    ids, mask, _ = text_batches.pad_rows([[2, 5, 6, 3]], 0, 24)
-    other = np.where(mask, ids, 7).astype(np.int32)
-    graph, state = tiny._graph, tiny._state
-    left, right = (
-        encoder.embed_tokens(graph, state, *jax.device_put((x, mask)))[0] for x in (ids, other)
-    )
-    np.testing.assert_array_equal(left, right)
 
 
 def test_encoding_copies_nothing_silently(tiny, no_transfers):

@@ -40,9 +40,7 @@ except UserError as error:
 """
 
 
-def resolve(
-    name: str, home: pathlib.Path, url: str, *, weights: bool = True, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def resolve(name, home, url, *, weights=True, **environ) -> subprocess.CompletedProcess[str]:
     """`resolve_model` in a process of its own, with a cache in `home`."""
     return run_with_hub(["-c", SCRIPT, name, str(weights)], home, url, **environ)
 

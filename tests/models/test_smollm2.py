@@ -17,7 +17,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]
-NEW_TOKENS = 32
+NEW_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,8 @@ def test_logits_equal_transformers_to_a_thousandth(folder, reference, prompts):
     assert error < 1e-3 * np.abs(expected[prompts[1]]).max()
 
 
-def test_greedy_text_of_twenty_prompts_is_the_same(folder, reference, prompts):
+def test_greedy_text_of_six_prompts_is_the_same(folder, reference, prompts):
+    prompts = tuple(x[:6] for x in prompts)
     expected = hf_reference.greedy(reference[0], *prompts, NEW_TOKENS)
     actual = decoding.greedy(load_decoder(folder), *prompts, expected.shape[1])
     tokenizer = ChatTokenizer.load(folder)

@@ -70,9 +70,7 @@ def write_model(folder: Path, kind: str, head: str = "AutoModel", **changes) -> 
     return hf_reference.save(model, folder)
 
 
-def write_sentence_files(
-    folder: Path, pooling: str, *, dense: bool = False, normalise: bool = True, prompts=None
-) -> None:
+def write_sentence_files(folder, pooling, *, dense=False, normalise=True, prompts=None) -> None:
     """Writes the files of sentence-transformers in the form that most folders have."""
     kinds = {"Transformer": "", "Pooling": "1_Pooling"}
     if dense:

@@ -15,14 +15,6 @@ import pytest
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime import multihost as hosts
-from jax_ragrl.runtime.multihost import (
-    all_gather_object,
-    check_shared_folder,
-    explicit_settings,
-    launched_processes,
-    on_process_zero,
-    process_zero_first,
-)
 from jax_ragrl.runtime.sharding import local_mesh, local_part, make_mesh, replicate
 from tests.flags import flags
 
@@ -54,21 +46,21 @@ def free_address() -> str:
     ],
 )
 def test_the_number_of_launched_processes(environ, count):
-    assert launched_processes(environ) == count
+    assert hosts.launched_processes(environ) == count
 
 
 def test_a_cloud_tpu_reports_its_workers(monkeypatch):
     monkeypatch.setattr(hosts, "_tpu_workers", lambda _: "a:0:10.0.0.1,b:1:10.0.0.2")
-    assert launched_processes({}) == 2
+    assert hosts.launched_processes({}) == 2
 
 
 def test_explicit_variables_are_used_entirely():
-    assert explicit_settings(NO_TPU) == {}
-    environment = explicit_settings(ALL)
+    assert hosts.explicit_settings(NO_TPU) == {}
+    environment = hosts.explicit_settings(ALL)
     assert environment["coordinator_address"] == "10.0.0.1:8476"
     assert (environment["num_processes"], environment["process_id"]) == (4, 3)
     # An address alone complements a launcher.
-    assert explicit_settings(SLURM | {"JAX_COORDINATOR_ADDRESS": "a:1"}) == {}
+    assert hosts.explicit_settings(SLURM | {"JAX_COORDINATOR_ADDRESS": "a:1"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +77,7 @@ def test_explicit_variables_are_used_entirely():
 )
 def test_impossible_variables_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        explicit_settings(NO_TPU | ALL | changes)
+        hosts.explicit_settings(NO_TPU | ALL | changes)
 
 
 def test_an_incomplete_environment_is_a_one_line_error(monkeypatch, capsys, tmp_path):
@@ -162,9 +154,12 @@ except SystemExit:
 def test_collectives_of_one_process_are_plain_calls(tmp_path):
     """Nothing is pickled and no process waits: the same object is returned."""
     thing = lambda: None  # noqa: E731
-    assert all_gather_object(lambda: thing) == [thing]
-    assert on_process_zero(lambda: thing) is thing and process_zero_first(lambda: thing) is thing
-    check_shared_folder(tmp_path / "new")
+    assert hosts.all_gather_object(lambda: thing) == [thing]
+    assert (
+        hosts.on_process_zero(lambda: thing) is thing
+        and hosts.process_zero_first(lambda: thing) is thing
+    )
+    hosts.check_shared_folder(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

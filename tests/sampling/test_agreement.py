@@ -39,12 +39,7 @@ def pack(forest: Forest, roles: list[str]) -> Minibatches:
     return Minibatches([lay_out(group_turns(turns, LAYOUT), roles, LAYOUT)])
 
 
-def scores(
-    minibatches: Minibatches,
-    heat: float,
-    allowed_ZV: np.ndarray | None = None,
-    model: SplitModel | None = None,
-) -> np.ndarray:
+def scores(minibatches, heat, allowed_ZV=None, model=None) -> np.ndarray:
     """The log-probabilities of all actions, float32 `[A, T]`."""
     args = jax.device_put((np.float32(heat), allowed_ZV))
 

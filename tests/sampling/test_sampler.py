@@ -8,11 +8,9 @@ import pytest
 from jax_ragrl.sampling import decode
 from jax_ragrl.sampling.decode import (
     Grammar,
-    Prompts,
     Samples,
     _likeliest,
     gumbel_sample,
-    mask_logits,
     sample_token,
     scaled,
     start_decode,
@@ -86,7 +84,7 @@ def test_tokens_are_sampled_in_proportion_to_their_probability(top_p):
         np.testing.assert_allclose(logps_B, np.log(full_V)[ids_B], rtol=1e-4)
 
 
-@pytest.mark.parametrize("vocab", [4096, 5000, 16 * 8 * 39, 49152])
+@pytest.mark.parametrize("vocab", [4096, 5000, 16 * 8 * 39, 5120])
 def test_two_level_sampling_keeps_the_probabilities(vocab):
     """Two tokens are adjacent, one is near and one is the last, followed by padding. Each row has
     its own key, and other rows change nothing."""
@@ -149,13 +147,6 @@ def test_a_token_mask_allows_nothing_else():
     assert tokenizer().allowed_tokens("") is None
 
 
-def test_probabilities_under_a_mask_sum_to_one():
-    logits_BV = jax.device_put(np.log(np.array([[0.1, 0.2, 0.3, 0.4]], np.float32)))
-    allowed_BV = jax.device_put(np.array([[True, False, True]]))  # shorter than V
-    probs = jax.device_get(jax.nn.softmax(mask_logits(logits_BV, allowed_BV), axis=-1))
-    np.testing.assert_allclose(probs, [[0.25, 0.0, 0.75, 0.0]], rtol=1e-6)
-
-
 def test_a_row_ends_at_its_limit_or_with_a_stop_id():
     jobs = [job._replace(limit=3 + i) for i, job in enumerate(jobs_of([6, 7, 8, 9]))]
     stops = set(tokenizer().stop_ids)
@@ -166,9 +157,7 @@ def test_a_row_ends_at_its_limit_or_with_a_stop_id():
             assert not stops & set(ids[:-1])
 
 
-def sample_batch(
-    jobs: list[SamplingJob], prompts: Prompts, length: int, stride: int = 1
-) -> Samples:
+def sample_batch(jobs, prompts, length, stride=1) -> Samples:
     """Up to 12 tokens of each row."""
     ids_BL = pad_ids([job.ids for job in jobs], len(prompts.length_B), length)
     stops, zero_W = np.array(tokenizer().stop_ids, np.int32), np.zeros(1, np.int32)

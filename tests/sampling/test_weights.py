@@ -15,7 +15,7 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.sharding import Rules, make_mesh, replicate, shard_batch
-from jax_ragrl.sampling.decode import Grammar, Prompts, Samples, decode, start_decode
+from jax_ragrl.sampling.decode import Grammar, Samples, decode, start_decode
 from jax_ragrl.sampling.grouping import pad_ids, pad_prompts
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
@@ -32,9 +32,7 @@ def decoder_in(dtype: str = "bfloat16") -> Decoder:
     return Decoder.from_params(config, decoder.params())
 
 
-def sample(
-    model: SplitModel, prompts: Prompts, ids_BL: jax.Array, grammar: Grammar, zero_W: jax.Array
-) -> Samples:
+def sample(model, prompts, ids_BL, grammar, zero_W) -> Samples:
     """Both programs of the sampler in one."""
     # Not the jitted functions, which would be traced once for all tests.
     start, step = inspect.unwrap(start_decode), inspect.unwrap(decode)

@@ -13,15 +13,8 @@ from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.effects import Search
 from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.system import Execution
+from jax_ragrl.systems.baselines import examples
 from jax_ragrl.systems.baselines.adaptive import cheapest_classes, classifier_examples
-from jax_ragrl.systems.baselines.examples import (
-    RATIONALE,
-    ChatExample,
-    is_relevant,
-    rationale_examples,
-    robust_examples,
-    vanilla_examples,
-)
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
 from jax_ragrl.systems.baselines.skr import SKR, Neighbors, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import DraftOnly, SlimPLM, gate_examples
@@ -47,7 +40,7 @@ def documents(row) -> list[str]:
 def test_vanilla_examples_contain_the_first_hits():
     bare = dataclasses.replace(question_about(2), answers=())
     questions = [question_about(1), bare, question_about(3)]
-    rows = vanilla_examples(STYLE, questions, [hits(1, 2, 3), hits(4), hits()], 2)
+    rows = examples.vanilla_examples(STYLE, questions, [hits(1, 2, 3), hits(4), hits()], 2)
     assert [(row.target, row.role) for row in rows] == [
         ("answer 1", "answer"),
         ("answer 3", "answer"),
@@ -59,12 +52,12 @@ def test_vanilla_examples_contain_the_first_hits():
 def test_relevance_is_by_gold_or_else_answer():
     relevant = Passage("p1", "title 1", "It holds Answer 7, they say.")
     for gold in ("p1", "title 1"):
-        assert is_relevant(question_about(7, (gold,)), relevant)
-    assert not is_relevant(question_about(7, ("p2",)), relevant)
-    assert is_relevant(question_about(7), relevant)
-    assert not is_relevant(question_about(8), relevant)
+        assert examples.is_relevant(question_about(7, (gold,)), relevant)
+    assert not examples.is_relevant(question_about(7, ("p2",)), relevant)
+    assert examples.is_relevant(question_about(7), relevant)
+    assert not examples.is_relevant(question_about(8), relevant)
     # Whole words: "no" is not in "north".
-    assert not is_relevant(
+    assert not examples.is_relevant(
         dataclasses.replace(question_about(1), answers=("no",)), Passage("", "", "north")
     )
 
@@ -74,7 +67,7 @@ def robust(count: int, seed: int = 0):
     questions = [question_about(i, ("p1", "title 2")) for i in range(count)]
     corpus = [passage(i) for i in range(40)]
     results = [hits(3, 4, 2, 5, 6, 7, 8)] * count
-    return robust_examples(STYLE, questions, results, corpus, 3, random.Random(seed))
+    return examples.robust_examples(STYLE, questions, results, corpus, 3, random.Random(seed))
 
 
 def test_contexts_are_evenly_relevant_low_or_random():
@@ -101,7 +94,7 @@ def test_contexts_are_shuffled_and_seeded():
 def test_without_gold_a_passage_with_an_answer_is_relevant():
     relevant = Passage("x", "x", "answer 5")
     results = Hits((passage(1), relevant, passage(2)), (1.0,) * 3)
-    rows = robust_examples(
+    rows = examples.robust_examples(
         STYLE, [question_about(5)] * 60, [results] * 60, [passage(9)], 1, random.Random(0)
     )
     contexts = {tuple(documents(row)) for row in rows}
@@ -125,23 +118,23 @@ def test_a_rationale_must_contain_the_answer():
     questions = [question_about(int(i)) for i in replies]
     questions.insert(1, dataclasses.replace(question_about(2), answers=()))
     writer = Tape({}, replies={"explain": reply})
-    rows = rationale_examples(STYLE, questions, [hits(1, 2, 3)] * 6, 2, writer)
+    rows = examples.rationale_examples(STYLE, questions, [hits(1, 2, 3)] * 6, 2, writer)
     documents = "1 title 1: text 1\n2 title 2: text 2\nQuestion: Which number is 1?"
     assert rows == [
-        ChatExample(
+        examples.ChatExample(
             (Message("user", f"instruct\n{documents}"),),
             "Title 1 tells answer 1.\nSo the answer is: answer 1",
             "answer",
         )
     ]
     messages = (Message("user", f"explain\n{documents}\nAnswer: answer 1"),)
-    assert prompts[0] == LLMRequest("explain", messages, RATIONALE) and len(prompts) == 5
+    assert prompts[0] == LLMRequest("explain", messages, examples.RATIONALE) and len(prompts) == 5
 
 
 def test_a_rationale_is_trained_in_its_inference_prompt():
     tape = Tape({}, replies={"explain": "It is Ulm."})
     results = tape.search([ANN.text], 2)
-    (row,) = rationale_examples(STYLE, [ANN], results, 2, tape)
+    (row,) = examples.rationale_examples(STYLE, [ANN], results, 2, tape)
     second_tape = Tape({}, replies={"instruct": row.target})
     leaf = collect(InstructRAG(STYLE, 2), single_chain, [ANN], second_tape.environment()).records[
         -1

@@ -8,6 +8,7 @@ from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.evaluate import Result, evaluate
+from jax_ragrl.systems.baselines import standard
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
@@ -16,13 +17,6 @@ from jax_ragrl.systems.baselines.replug import Replug
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
-from jax_ragrl.systems.baselines.standard import (
-    QueryRewrite,
-    Reranker,
-    Selection,
-    StandardRAG,
-    direct,
-)
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
 from jax_ragrl.types import Message, Question
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever, careful_reader
@@ -68,18 +62,18 @@ def model() -> object:
     environment = Environment(Tape({}), retriever(), WorldReader(world(), style=STYLE))
     scores = [
         evaluate(s, train, environment).scores["cover_em"]
-        for s in (direct(STYLE), StandardRAG(STYLE, K))
+        for s in (standard.direct(STYLE), standard.StandardRAG(STYLE, K))
     ]
     return fit_neighbors(retriever().encoder, train, *scores)
 
 
 SYSTEMS = {
-    "direct": lambda: direct(STYLE),
-    "standard_rag": lambda: StandardRAG(STYLE, K),
-    "reranker": lambda: Reranker(STYLE, K),
+    "direct": lambda: standard.direct(STYLE),
+    "standard_rag": lambda: standard.StandardRAG(STYLE, K),
+    "reranker": lambda: standard.Reranker(STYLE, K),
     "replug": lambda: Replug(STYLE, K),
-    "bgm_frozen": lambda: Selection(STYLE, K),
-    "query_rewrite": lambda: QueryRewrite(STYLE, K),
+    "bgm_frozen": lambda: standard.Selection(STYLE, K),
+    "query_rewrite": lambda: standard.QueryRewrite(STYLE, K),
     "iter_retgen": lambda: IterRetGen(STYLE, K),
     "ircot": lambda: IRCoT(STYLE, K, max_documents=40),
     "react": lambda: ReAct(STYLE, K),

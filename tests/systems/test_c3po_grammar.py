@@ -16,22 +16,6 @@ from jax_ragrl.systems.c3po import (
     render_filter,
     render_router,
 )
-from tests.systems.test_parsers import ANYTHING, PIECES
-
-
-@hypothesis.given(text=ANYTHING | PIECES)
-def test_a_valid_action_has_complete_arguments(text):
-    for parse in (parse_router, parse_decision):
-        result = parse(text)
-        if result.action == RETRIEVAL:
-            (query,) = result.args
-            assert query == " ".join(query.split()) and 1 <= len(query.split()) <= MAX_QUERY_WORDS
-        else:
-            assert result.args == ()
-    selection = parse_filter(text)
-    assert len(set(selection.args)) == len(selection.args)
-    assert all(isinstance(i, int) for i in selection.args)
-
 
 WORDS = st.lists(
     st.text(st.characters(exclude_categories=("Z", "C"), exclude_characters="[]"), min_size=1),

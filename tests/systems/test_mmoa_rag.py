@@ -35,14 +35,8 @@ from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Hits, Passage, Question
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever
+from jax_ragrl.warmstart.teachers import mmoa_rag
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
-from jax_ragrl.warmstart.teachers.mmoa_rag import (
-    Teacher,
-    heuristic_demos,
-    useful,
-    words_of_answer,
-    words_of_both,
-)
 from tests.rollout.tape import ANN, Tape, passage, talk
 from tests.systems.test_presets import code
 
@@ -307,7 +301,7 @@ def test_an_unknown_rule_is_rejected():
     with pytest.raises(UserError, match=r"modules is 'QR\+S': use one of QR\+S\+G"):
         MMOARAG(modules="QR+S")
     with pytest.raises(UserError, match="label is 'x': use one of both, answer"):
-        heuristic_demos(MMOARAG(), [], None, random.Random(0), label="x")
+        mmoa_rag.heuristic_demos(MMOARAG(), [], None, random.Random(0), label="x")
 
 
 @pytest.mark.parametrize(
@@ -331,16 +325,16 @@ def test_a_single_rewriter_earns_em_f1_hit(answer, passage_text, score):
 
 def test_a_document_with_a_word_of_question_or_answer_is_useful():
     question = Question("q", "Who directed the film Jaws?", ("Steven Spielberg",))
-    assert words_of_both(question) == ["directed", "film", "jaws", "steven", "spielberg"]
-    assert words_of_answer(question) == ["steven", "spielberg"]
-    assert words_of_answer(Question("q", "Is it in Rome?", ("No",))) == ["rome"]
+    assert mmoa_rag.words_of_both(question) == ["directed", "film", "jaws", "steven", "spielberg"]
+    assert mmoa_rag.words_of_answer(question) == ["steven", "spielberg"]
+    assert mmoa_rag.words_of_answer(Question("q", "Is it in Rome?", ("No",))) == ["rome"]
     passages = [
         Passage("1", "Jaws", "A fish."),
         Passage("2", "Duel", "Spielbergs first."),
         Passage("3", "Rome", "A city."),
     ]
-    assert useful(["spielberg", "jaws"], passages) == (0, 1)
-    assert useful([], passages) == ()
+    assert mmoa_rag.useful(["spielberg", "jaws"], passages) == (0, 1)
+    assert mmoa_rag.useful([], passages) == ()
 
 
 @functools.cache
@@ -357,7 +351,9 @@ def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
         system = MMOARAG(style="mmoa_rag_tiny", top_k=4, document_word="D", **changes)
         overrides = {"rewritings": rewritings, "label": "answer"}
         chance = random.Random(0)
-        demos = heuristic_demos(system, [question, blank], small_world()[1], chance, **overrides)
+        demos = mmoa_rag.heuristic_demos(
+            system, [question, blank], small_world()[1], chance, **overrides
+        )
         assert {demo.question for demo in demos} == {question.id}
         return [demo.example(tokenizer) for demo in demos]
 
@@ -378,7 +374,7 @@ def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
 def accuracy_of(tokenizer, questions, **options) -> float:
     """The share of questions that the teacher answers from the small corpus."""
     system = MMOARAG(style="mmoa_rag_tiny", top_k=4, document_word="D")
-    sampler = TeacherSampler(Teacher(document_word="D", **options), tokenizer)
+    sampler = TeacherSampler(mmoa_rag.Teacher(document_word="D", **options), tokenizer)
     forest = collect(
         system, single_chain, questions, Environment(sampler, small_world()[1], Tape({}))
     )

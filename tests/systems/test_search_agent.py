@@ -1,6 +1,5 @@
 import dataclasses
 
-import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
@@ -118,12 +117,6 @@ BARE = render_turn(answer="Ulm")  # without a thought
 )
 def test_each_agent_has_the_reward_of_its_paper(reward, texts, answer, expected):
     assert reward(answer, ("Ulm",), turns(*texts)) == pytest.approx(expected)
-
-
-def test_the_reward_is_on_the_leaf():
-    forest, _ = talk(SYSTEM, {AGENT: [SEARCH, FINAL]})
-    reward_N = executor.reward(forest, "search_r1")
-    assert reward_N.tolist() == [0.0, 0.0, 1.0] and reward_N.dtype == np.float32
 
 
 def test_a_critic_needs_no_group():

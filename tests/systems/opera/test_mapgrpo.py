@@ -46,9 +46,7 @@ def expert(effect: Generate, question: str) -> str | None:
     return f"best {effect.role}" if question != "unknown" else None
 
 
-def groups(
-    *trained_roles: str, injection: Injection = ALWAYS, size: int = 4, source=expert
-) -> Groups:
+def groups(*trained_roles, injection=ALWAYS, size=4, source=expert) -> Groups:
     return Groups(frozenset(trained_roles), size, injection, source, CONTINUE_ALL, SEARCH_ALL)
 
 
