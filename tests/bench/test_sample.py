@@ -16,11 +16,13 @@ from jax_ragrl.sampling.weights import for_sampling
 UNEQUAL = SampleWork("tiny", prompts=3, siblings=2, prompt=16, new=20, mean=5, batch=2)
 
 
-def test_lengths_are_equal_or_exponentially_distributed():
+def test_lengths_are_equal_or_exponentially_distributed_but_not_those_of_turns():
     limits = SampleWork(prompts=1000, new=1000, mean=100).limits()
     assert 85 < sum(limits) / 1000 < 115 and sorted(limits)[500] < 80 and max(limits) <= 1000
     assert SampleWork(prompts=3, new=7).limits() == [7, 7, 7]
     assert SampleWork(batch=48).shapes().batch_sizes == (1, 3, 12, 48)
+    with pytest.raises(UserError, match="--mean 5 with --turns 2"):
+        dataclasses.replace(UNEQUAL, turns=2)
 
 
 @pytest.mark.slow
@@ -45,8 +47,3 @@ def test_a_conversation_grows_by_a_reply_and_an_observation_per_turn():
     assert [len(job.ids) for job in jobs] == [42] * 3
     assert jobs[0].ids[:16] == TURNS.jobs(vocabulary)[0].ids
     assert [*jobs[1].ids[24:29]] == TURNS.observations(vocabulary)[0][1]
-
-
-def test_turns_of_unequal_length_are_refused():
-    with pytest.raises(UserError, match="--mean 5 with --turns 2"):
-        dataclasses.replace(UNEQUAL, turns=2)

@@ -145,13 +145,10 @@ def test_files_without_a_section_index_are_searched_with_bm25():
     assert "| retriever | BM25 (language english) |" in card
 
 
-def test_an_adapter_loads_on_its_base():
+def test_an_adapter_loads_on_its_base_and_not_on_what_that_derives_from(tmp_path):
     text = card_text(facts(adapter=True))
     assert 'PeftModel.from_pretrained(base, "owner/policy")' in text
     assert 'from_pretrained("owner/base")' in text
-
-
-def test_an_adapter_does_not_load_on_what_its_base_derives_from(tmp_path):
     (tmp_path / "README.md").write_text("---\nbase_model: owner/base\n---\ntext")
     text = card_text(facts(base_model(str(tmp_path), tmp_path), adapter=True))
     assert 'from_pretrained("FOLDER OF THE BASE MODEL")' in text

@@ -19,16 +19,7 @@ from jax_ragrl.runtime.sharding import tree_shardings
 ROLES = ("planner", "executor")
 LAYOUT = Layout(row_lengths=(16,), tokens_per_device=64)
 HEAT = 0.8
-CONFIG = DecoderConfig(
-    vocab_size=12,
-    hidden_size=4,
-    intermediate_size=4,
-    num_layers=0,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=4,
-    tie_embeddings=False,
-)
+CONFIG = DecoderConfig(12, 4, 4, 0, 1, 1, 4, tie_embeddings=False)
 PPO = Objective(kl=KL(coefficient=0.1), aggregation="role_sum")
 PPO_ADAM = Optimizer(0.05, 0.1, epochs=2, max_grad_norm=0.5)
 GRPO = Objective(

@@ -4,29 +4,20 @@ import pathlib
 
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.cli.main import load_config
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.load import load_job
 from jax_ragrl.runtime.sharding import mesh_of
 from jax_ragrl.training.loop import train
+from tests.chaos.runs import CONFIG, SMALL
 from tests.learner.metric_rows import assert_equal_metrics, metric_rows
 from tests.tiny import saved_policy
 
-SMALL = {
-    "data.world.size": 40,
-    "run.steps": 2,
-    "run.questions_per_step": 2,
-    "run.save_every": 1,
-    "run.eval_every": 2,
-    "run.dev_questions": 2,
-    "packing.tokens_per_device": 1024,
-}
-
 
 def run(workdir: pathlib.Path, folder: pathlib.Path, mesh: str) -> pathlib.Path:
-    settings = {**SMALL, "policy": folder, "mesh": mesh}
+    settings = {**SMALL, "run.steps": 2, "policy": folder, "mesh": mesh}
     overrides = [f"--config.{key}={value}" for key, value in settings.items()]
-    values = load_config(CONFIGS / "tiny" / "c3po.py", overrides)
+    values = load_config(CONFIG, overrides)
     job = load_job(values | {"llm": {"kind": "local", "model": str(folder)}})
     parts = build_components(job, workdir)
     assert (mesh_of(parts.policies["policy"].params()) is None) == (mesh == "()")

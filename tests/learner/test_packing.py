@@ -122,16 +122,13 @@ def test_long_rows_with_one_context_need_no_mask(monkeypatch):
     assert not plain(first)
 
 
-def test_a_group_longer_than_a_row_is_cut():
+def test_a_group_longer_than_a_row_is_cut_and_a_longer_turn_left_out():
     prompt = tuple(range(10))
     turns = [Turn(k, "planner", prompt, (100 + k,) * 8) for k in range(9)]
     groups = group_turns(turns, LAYOUT)
     assert [len(group.turns) for group in groups] == [6, 3]  # 10 + 6 * 8 = 58 of 64
     scored = [turn.node for group in groups for turn in group.turns]
     assert sorted(scored) == list(range(9))
-
-
-def test_a_turn_longer_than_every_row_is_left_out():
     turns = [Turn(0, "planner", tuple(range(60)), (1,) * 5), Turn(1, "planner", (1,), (2,) * 63)]
     (group,) = group_turns(turns, LAYOUT)
     assert [turn.node for turn in group.turns] == [1] and group.tokens == 64

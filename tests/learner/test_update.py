@@ -347,13 +347,17 @@ def targets_of(objective: Objective, value: np.ndarray | None = None) -> list[np
     return jax.device_get(compute_advantages(objective, jax.device_put(scores), tenth))
 
 
-def test_credit_is_on_the_last_token_and_kl_on_its_place():
+def test_credit_is_on_the_last_token_of_any_row_and_kl_on_its_place():
     zero = np.zeros((2, 3), np.float32)
     plain = {"advantage": "gae", "lam": 0.0}  # the advantage is then the reward of the token
     each, _, _ = targets_of(Objective(**plain, kl=KL("reward")), zero)
     np.testing.assert_allclose(each, [[-0.05, 1 - 0.025, 0], [0.5, 0, 0]], atol=1e-6)
     last, _, _ = targets_of(Objective(**plain, kl=KL("terminal")), zero)
     np.testing.assert_allclose(last, [[0, 1 - 0.075, 0], [0.5, 0, 0]], atol=1e-6)
+    credit_A, path_CS = np.array([1.0, 0.5], np.float32), np.array([[0], [1]], np.int32)
+    scores = jax.device_put(ActionScores(MASK[:, :2], credit_A, path_CS))
+    advantage, _, _ = compute_advantages(GRPO, scores, jax.device_put(np.float32(0.1)))
+    np.testing.assert_array_equal(jax.device_get(advantage), [[1, 1], [0.5, 0]])
 
 
 @pytest.mark.parametrize(
@@ -364,13 +368,6 @@ def test_the_penalty_uses_the_selected_estimator(estimator, penalty):
     objective = Objective(advantage="gae", lam=0.0, kl=KL("reward", estimator))
     advantage, _, _ = targets_of(objective, np.zeros((2, 3), np.float32))
     np.testing.assert_allclose(advantage[0, 0], -penalty, rtol=1e-5)
-
-
-def test_a_full_row_has_its_credit_on_its_last_token():
-    credit_A, path_CS = np.array([1.0, 0.5], np.float32), np.array([[0], [1]], np.int32)
-    scores = jax.device_put(ActionScores(MASK[:, :2], credit_A, path_CS))
-    advantage, _, _ = compute_advantages(GRPO, scores, jax.device_put(np.float32(0.1)))
-    np.testing.assert_array_equal(jax.device_get(advantage), [[1, 1], [0.5, 0]])
 
 
 def test_conversation_gae_equals_its_recursion_in_float64():

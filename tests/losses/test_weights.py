@@ -18,18 +18,12 @@ def total(weights: np.ndarray) -> float:
     return float((weights * LOSS).sum())
 
 
-def test_token_weights_give_the_mean_of_all_tokens():
+def test_weights_give_the_mean_of_tokens_of_sequence_means_or_a_sum_over_roles():
     tokens = losses_of(range(5))
     np.testing.assert_allclose(total(token_mean_weights(MASK)), sum(tokens) / 10, rtol=1e-6)
-
-
-def test_sequence_weights_give_the_mean_of_sequence_means():
     means = [np.mean(losses_of([a])) for a in (0, 2, 3, 4)]
     np.testing.assert_allclose(total(sequence_mean_weights(MASK)), np.mean(means), rtol=1e-6)
-
-
-def test_role_weights_give_the_sum_of_role_means():
-    """Role 1 has only an empty sequence: it contributes 0."""
+    # Role 1 has only an empty sequence: it contributes 0.
     expected = np.mean(losses_of([0, 3])) + np.mean(losses_of([2, 4]))
     np.testing.assert_allclose(total(role_sum_weights(MASK, ROLE)), expected, rtol=1e-6)
 

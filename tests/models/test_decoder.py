@@ -23,15 +23,7 @@ from jax_ragrl.models.rope import RopeScaling
 from jax_ragrl.run.overrides import load_config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-TINY = DecoderConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-)
+TINY = DecoderConfig(64, 32, 48, 3, 4, 2, 8)
 
 
 @pytest.fixture(scope="module")

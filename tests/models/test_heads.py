@@ -23,16 +23,13 @@ def policy():
     return load_decoder(GOLDEN / "llama3")
 
 
-def test_a_value_is_the_inner_product_with_the_hidden_state():
+def test_a_value_is_the_inner_product_with_the_hidden_state_in_full_precision():
     head = ValueHead(3)
     head.kernel[...], head.bias[...] = jnp.array([1.0, 0.0, -2.0]), jnp.array(0.5)
     values = head(jnp.array([[1.0, 5.0, 0.25]], jnp.bfloat16))
     np.testing.assert_array_equal(values, [1.0])
     assert values.dtype == jnp.float32
-
-
-def test_values_are_computed_in_full_precision():
-    """The default precision of a TPU is bfloat16."""
+    # The default precision of a TPU is bfloat16.
     lowered = jax.jit(lambda hidden: ValueHead(3)(hidden)).lower(jnp.ones((2, 3), jnp.bfloat16))
     assert "precision = [HIGHEST, HIGHEST]" in lowered.as_text()
 

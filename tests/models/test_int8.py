@@ -25,15 +25,7 @@ from tests.tiny import tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 IDS_BL, MASK_BL = hf_reference.padded_batch(9)
-WIDE = DecoderConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-)
+WIDE = DecoderConfig(64, 64, 128, 2, 4, 2, 16)
 
 
 def test_int8_logits_are_near_the_original_ones():

@@ -20,7 +20,7 @@ def test_logits_equal_transformers(name, tmp_path):
     pytest.importorskip("torch")
     model = hf_reference.make_model(name, seed=1)
     decoder = load_decoder(hf_reference.save(model, tmp_path))
-    ids_BL, mask_BL = hf_reference.ragged_batch((600, 399, 37, 2, 1))
+    ids_BL, mask_BL = hf_reference.ragged_batch((256, 199, 37, 2, 1))
     expected = hf_reference.logits(model, ids_BL, mask_BL)
     assert np.std(expected) > 0.5  # nearly equal logits would pass for any model
     actual = decoding.logits(decoder, ids_BL, mask_BL)

@@ -18,17 +18,7 @@ LAYERS, WIDTH = 5, 48  # sizes that occur in no other shape
 
 
 def config(remat: str) -> DecoderConfig:
-    return DecoderConfig(
-        vocab_size=64,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_layers=LAYERS,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=12,
-        dtype="bfloat16",
-        remat=remat,
-    )
+    return DecoderConfig(64, WIDTH, 96, LAYERS, 4, 2, 12, dtype="bfloat16", remat=remat)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])

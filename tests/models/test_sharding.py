@@ -26,17 +26,7 @@ from jax_ragrl.runtime.sharding import (
     widest_fsdp,
 )
 
-TINY = DecoderConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    qkv_bias=True,
-    tie_embeddings=False,
-)
+TINY = DecoderConfig(64, 32, 48, 2, 4, 2, 8, qkv_bias=True, tie_embeddings=False)
 
 
 def mesh_of(*shape: int):
@@ -88,31 +78,27 @@ def test_only_key_value_heads_may_be_uneven():
     assert to_spec(("heads", None), (14, 64), mesh, relaxed) == PartitionSpec(None, None)
 
 
-def test_two_axes_on_one_mesh_axis_are_an_error():
-    mesh = mesh_of(1, 4, 2)
-    with pytest.raises(UserError, match="heads and mlp both map to mesh axis 'tensor'"):
-        to_spec(("heads", "mlp"), (4, 48), mesh)
-    with pytest.raises(UserError, match="both map to mesh axis 'fsdp'"):
-        to_spec(("batch", "embed"), (8, 32), mesh)
-
-
 @pytest.mark.parametrize(
     ("axes", "rules", "words"),
     [
         (("width",), Rules(), "no rule for logical axis 'width'"),
         (("embed",), Rules(embed="model"), "names mesh axis 'model'"),
-        (("embed", "mlp"), Rules(), "name 2 dimensions of 1"),
+        (("embed", "mlp", "kv"), Rules(), "name 3 dimensions of"),
+        (("heads", "mlp"), Rules(), "heads and mlp both map to mesh axis 'tensor'"),
+        (("batch", "embed"), Rules(), "both map to mesh axis 'fsdp'"),
     ],
 )
 def test_impossible_rules_are_refused(axes, rules, words):
     with pytest.raises(UserError, match=words):
-        to_spec(axes, (32,), mesh_of(1, 4, 2), rules)
+        to_spec(axes, (32, 48)[: len(axes)], mesh_of(1, 4, 2), rules)
 
 
-def test_a_mesh_uses_all_devices():
+def test_a_mesh_uses_all_devices_and_data_takes_what_a_width_leaves():
     with pytest.raises(UserError, match=r"needs 6 devices but there are 8"):
         make_mesh((1, 3, 2))
     assert dict(make_mesh((1, -1, 2)).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
+    assert make_mesh((-1, -1, 2), width=256).devices.shape == (2, 2, 2)
+    assert make_mesh((-1, -1, 1), width=64).devices.shape == (8, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +107,6 @@ def test_a_mesh_uses_all_devices():
 )
 def test_fsdp_leaves_each_device_enough_columns(devices, width, fsdp):
     assert widest_fsdp(devices, width) == fsdp
-
-
-def test_data_takes_the_devices_that_a_width_leaves():
-    assert make_mesh((-1, -1, 2), width=256).devices.shape == (2, 2, 2)
-    assert make_mesh((-1, -1, 1), width=64).devices.shape == (8, 1, 1)
 
 
 @dataclasses.dataclass(frozen=True)

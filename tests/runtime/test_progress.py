@@ -28,7 +28,7 @@ def lines_of(capsys) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_line_has_the_pace_and_the_time_left():
+def test_a_line_has_the_pace_and_the_time_left_in_its_largest_unit():
     now = [0.0]
     task = progress.Task("embed", "passage", 4000, clock=lambda: now[0])
     now[0] = 19.0
@@ -51,6 +51,8 @@ def test_a_line_has_the_pace_and_the_time_left():
     now[0] += 40.0
     task.update(80)
     assert task.line() == "read: 80 batches, 2.0 per s"
+    texts = [progress.duration(seconds) for seconds in (5, 119, 120, 7199, 7200)]
+    assert texts == ["5 s", "119 s", "2 min", "120 min", "2 h"]
 
 
 def test_a_short_loop_prints_nothing_without_a_terminal(capsys):
@@ -125,11 +127,6 @@ def test_questions_count_as_they_end():
     with progress.progress("answer", "question", 2) as bar:
         collect(StandardRAG("c3po_tiny", 2), single_chain, [ANN, BOB], environment)
     assert tape.counts == [0] and bar.done == 2
-
-
-def test_a_duration_has_its_largest_unit():
-    texts = [progress.duration(seconds) for seconds in (5, 119, 120, 7199, 7200)]
-    assert texts == ["5 s", "119 s", "2 min", "120 min", "2 h"]
 
 
 def test_both_streams_of_a_command_may_be_one(monkeypatch):

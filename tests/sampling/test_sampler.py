@@ -122,14 +122,11 @@ def test_the_first_of_equal_logits_is_the_likeliest():
     np.testing.assert_array_equal(ids_B, np.argmax(logits_BV, axis=-1))
 
 
-def test_temperature_zero_takes_the_likeliest_token():
+def test_temperature_zero_and_a_tiny_nucleus_take_the_likeliest_token():
     greedy = sample(jobs_of([8], temperature=0.0))[0]
     assert greedy[0] == greedy[1]
     almost = sample(jobs_of([8], temperature=1e-4))[0]
     assert almost[0][0] == greedy[0][0]
-
-
-def test_a_tiny_nucleus_is_greedy():
     nucleus = sample(jobs_of([8], top_p=1e-6))[0]
     assert nucleus[0][0] == sample(jobs_of([8], temperature=0.0))[0][0][0]
 

@@ -95,12 +95,9 @@ def test_the_first_whole_action_counts():
     assert action.thought == "I Search[a\nxSearch[b] Finish[c\n] Finish[d]"
 
 
-def test_interleaving_has_no_duplicates():
+def test_interleaving_has_no_duplicates_and_a_critique_is_a_weighted_sum():
     one, two, three, four = (passage(i) for i in range(4))
     assert interleave([[one, two, three], [two], [], [four, one]], 3) == (one, two, four)
     assert interleave([[one], [two]], 9) == (one, two) and interleave([], 3) == ()
-
-
-def test_a_critique_is_the_weighted_verdict_sum():
     assert critique((True, False, True), (1.0, 1.0, 0.5)) == 1.5
     assert critique((False, False, False), (1.0, 1.0, 0.5)) == 0.0

@@ -401,11 +401,6 @@ def test_malformed_turns_before_a_legal_plan_may_stay_untrained(credit):
     assert recipe(code("mao_arag")).trainable is not None and recipe(Settings()).trainable is None
 
 
-def test_a_search_is_paid_by_its_workflow():
-    forest, _ = play(["QDP", "R,AG", "AG", "QR,R,DS,AG"], list("ABC"))
-    assert own_of(forest, **SEARCHES) == [0.0, -1.0, 0.0, -1.0]
-
-
 def test_tokens_are_paid_by_their_planner_call():
     forest, _ = play(["QDS", "R,AG", "AG"], ["Who is A?", "Where is it?"], FILLED)
     # decompose_serial: "serial Question: Where was Ann born?" 6, reply "1. Who is A? ..." 8

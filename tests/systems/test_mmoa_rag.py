@@ -16,7 +16,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.roles import ParsedAction
-from jax_ragrl.rollout.system import Execution
 from jax_ragrl.run.models import policy_folder
 from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
@@ -33,7 +32,7 @@ from jax_ragrl.systems.mmoa_rag import (
 )
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.types import Hits, Passage, Question
+from jax_ragrl.types import Passage, Question
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers import mmoa_rag
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
@@ -192,18 +191,6 @@ def test_a_module_that_is_off_passes_through(modules, log, prompt_documents):
     assert list(MMOARAG(modules=modules).roles) == roles
 
 
-def test_without_documents_the_prompt_has_no_section():
-    system = MMOARAG("mmoa_rag_tiny")
-    direct = user_turn("mmoa_rag_tiny", "generator_direct", question=ANN.text)
-    searched = Execution(system, ANN).advance(system.roles["rewriter"].parse("a"))
-    chooses = searched.advance(Hits((passage(1),), (1.0,)))
-    none, one = (
-        chooses.advance(system.roles["selector"].parse(text)).effects[0]
-        for text in ("", "Document0")
-    )
-    assert none.messages == direct != one.messages
-
-
 @pytest.mark.parametrize(
     ("role", "text", "search_queries", "documents", "end"),
     [
@@ -222,6 +209,8 @@ def test_malformed_actions_have_fallbacks_and_names(role, text, search_queries, 
     forest, tape = play(ALL | {role: text}, top_k=4)
     assert [entry[1] for entry in tape.log if entry[0] == "search"] == search_queries
     assert tape.prompts[-1].count("title") == documents
+    direct = user_turn("mmoa_rag_tiny", "generator_direct", question=ANN.text)[-1].content
+    assert (tape.prompts[-1] == direct) == (documents == 0)
     leaf = forest.records[-1]
     assert (leaf.answer, leaf.finish_reason) == end and forest.unanswered_N[-1] == (end[0] is None)
     assert leaf.state.faults == ("Unknown Document",) * end[1].endswith("Unknown Document")

@@ -59,7 +59,7 @@ def test_a_parser_never_raises_and_names_errors(name, text):
     assert all(argument != "" for argument in action.args)
 
 
-LENGTH = 50_000
+LENGTH = 30_000
 MARKS = ["\n", "\n ", " ", "[", '"', '\\"', ", ", "{", "{}", "{deps:", "<think>", "<search>", "1 "]
 MARKS += ["<answer></search>", "<subquestion", "<subquestion>", "Document1,", "R,", "Action: ["]
 MARKS += ["Search[", "Answer\n", "Final ", "\\boxed{", "\\boxed{ ", agents.BEGIN]

@@ -88,16 +88,13 @@ def test_a_single_step_may_be_allowed():
     assert plan_struct([Step("a")], least=1) == 1.0
 
 
-def test_the_papers_plan_reward():
+def test_the_plan_rewards_of_paper_and_code():
     assert plan_reward(EXAMPLE, PLAN, 1.0) == pytest.approx(1.0)
     assert plan_reward(EXAMPLE, PLAN, 0.0) == pytest.approx(0.7)
     assert plan_reward(EXAMPLE, parse_plan("1 Who directed Jaws?"), 0.5) == pytest.approx(
         0.4 + 0.3 * 0.7 + 0.15
     )
     assert plan_reward(EXAMPLE, invalid_action("No Plan"), 1.0) == pytest.approx(0.3)
-
-
-def test_the_codes_plan_reward():
     assert plan_reward_code(EXAMPLE, PLAN, 1.0) == pytest.approx(1.0)
     plain = parse_plan("1 the director of Jaws\n2 birthplace of [1]")
     potential = 0.9 * 0.9  # no question word
@@ -272,25 +269,25 @@ def test_gold_of_triples_is_found_by_subject(steps, number):
     assert answers("Who made it?", DIRECTED) is None
 
 
-def test_gold_of_triples_needs_a_matching_plan_length():
+def test_gold_of_triples_needs_a_matching_plan_length_and_spelling():
     goal = "Who made Jaws?"
     assert steps_gold(WIKI, SubGoal(goal, 0, 3), [DIRECTED]).answers is None
     assert steps_gold(WIKI, SubGoal(goal, 0, 6), [DIRECTED]).answers is None
     last = steps_gold(WIKI, SubGoal(goal, 4, 5), [DIRECTED, Passage("p", "x", "Duel")])
     assert last.answers == ("Duel",)
-
-
-def test_another_spelling_makes_the_gold_unknown():
     goal = SubGoal("When was Ann Lee's birth?", 1, 5)
     supporting = Passage("p", "Ann Lee", "She was born on 1 May 1950.")
     assert steps_gold(WIKI, goal, [supporting]).answers is None
     assert steps_gold(WIKI, goal, [OTHER]).answers == ()
 
 
-def test_gold_without_decomposition_is_the_questions_answer():
+def test_gold_without_decomposition_is_the_questions_answer_unless_it_is_yes_or_no():
     bare = Question("b", "q?", ("Ulm",))
     assert steps_gold(bare, SubGoal("g", 0, 1), [BORN]) == Gold(("Ulm",), (False,), 0)
     assert steps_gold(bare, SubGoal("g", 0, 2), [BORN]) == Gold(None, (False,), 0)
+    question = Question("c", "Are A and B Dutch?", ("yes",))
+    gold = steps_gold(question, SubGoal(question.text, 0, 1), [BORN])
+    assert gold == Gold(None, (False,), 0)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +308,3 @@ def test_yes_and_no_depend_on_gold_passages(answer, visible, number, steps, rewa
     right = parse_analysis(render_analysis("a", answer))
     expected_scores = analysis_reward(right, gold), analysis_reward(NO_VERDICT, gold)
     assert expected_scores == pytest.approx(rewards)
-
-
-def test_yes_and_no_need_known_gold_passages():
-    question = Question("c", "Are A and B Dutch?", ("yes",))
-    gold = steps_gold(question, SubGoal(question.text, 0, 1), [BORN])
-    assert gold == Gold(None, (False,), 0)

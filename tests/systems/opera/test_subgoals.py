@@ -86,14 +86,11 @@ def test_a_comparison_with_both_values_answers_itself(goal, answer):
     assert comparison_answer(goal) == answer
 
 
-def test_passages_contain_the_words_of_their_relations():
+def test_only_single_facts_are_reworded_with_words_of_their_passages():
     text = {passage.id: passage.text.lower() for passage in world().passages}
     assert set(RELATION_WORDS) == {relation for _, relation in world().source}
     for (_, relation), passage in world().source.items():
         assert any(word in text[passage] for word in RELATION_WORDS[relation].split())
-
-
-def test_only_single_facts_are_reworded():
     assert as_query("birthplace of Ann Lee") == f"Ann Lee {RELATION_WORDS['birthplace']}"
     assert "born" in RELATION_WORDS["birthplace"]
     chain = next(q for q in questions() if q.hops == 2)
