@@ -131,22 +131,18 @@ def test_sets_are_recognized_in_folders(folder, tmp_path):
     assert [(d.name, d.corpus) for d in sets_in(tmp_path)] == [("scifact", beir)]
 
 
-def test_a_set_without_a_corpus_is_refused(folder):
-    with pytest.raises(UserError, match="names no corpus"):
-        parse_set(str(folder / "world" / "dev.jsonl"))
-
-
 def test_the_samples_are_sets_with_gold(shared_data):
     names = [data.name for data in sets_in(shared_data)]
     assert set(names) >= {"2wikimultihopqa", "hotpotqa", "multihop_rag", "musique", "nq"}
 
 
-def test_wrong_names_are_refused(folder, tmp_path, capsys):
+def test_wrong_names_no_corpus_and_unnamed_rerankers_are_refused(
+    folder, tmp_path, capsys
+):
     assert bench(folder, tmp_path, "--retrievers", "bm26") == 2
     assert "--retrievers is 'bm26'" in capsys.readouterr().err
-
-
-def test_a_reranker_must_be_named():
+    with pytest.raises(UserError, match="names no corpus"):
+        parse_set(str(folder / "world" / "dev.jsonl"))
     with pytest.raises(UserError, match="needs a reranker"):
         retrieval.sections(["hybrid+rerank"])
     section = retrieval.sections(["hybrid+rerank"], "some/folder")["hybrid+rerank"]

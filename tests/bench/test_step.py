@@ -32,12 +32,9 @@ class Plane(NamedTuple):
     lines: tuple
 
 
-def test_overlapping_intervals_count_once():
+def test_overlapping_intervals_count_once_and_busy_seconds_are_a_mean_over_devices():
     assert union_length([(5, 7), (0, 2), (1, 3), (6, 6.5)]) == 5
     assert union_length([]) == 0
-
-
-def test_busy_seconds_are_averaged_over_devices():
     streams = (Line("Stream #1", (Event(0, 3e9),)), Line("Stream #2", (Event(1e9, 3e9),)))
     steps = Line("Steps", (Event(0, 100e9),))
     tpu = Plane((Line("XLA Ops", (Event(0, 2e9),)), steps))

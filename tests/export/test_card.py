@@ -91,15 +91,12 @@ def test_the_text_states_system_roles_data_and_version():
         assert part in text
 
 
-def test_data_are_named_without_paths_of_the_machine():
+def test_data_are_named_without_paths_of_the_machine_and_addresses_of_servers():
     label = data_label({"data": {"files": FILES}})
     nq = "hf://datasets/owner/nq@v1"
     assert label == f"{nq}/train.jsonl, train.jsonl, dev.jsonl, {nq}/test.jsonl, wiki.jsonl"
     written = {"train": "nq:train", "test": "my/test.csv", "corpus": "../me/pages"}
     assert data_label({"data": {"files": written}}) == "nq:train, my/test.csv, pages"
-
-
-def test_addresses_of_servers_and_paths_of_models_are_left_out():
     servers = {
         "index": {"kind": "remote", "url": "http://10.0.0.1:8000"},
         "llm": {"kind": "openai", "model": "Qwen/Qwen3-8B", "base_url": "http://10.0.0.1:9000"},

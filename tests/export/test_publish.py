@@ -79,15 +79,12 @@ def test_a_missing_or_wrong_token_is_reported_with_the_remedy(hub: Hub, token, m
         reserve(NAME)
 
 
-def test_a_repository_of_others_or_of_something_else_is_refused(hub: Hub):
+def test_a_repository_of_others_and_a_hub_that_does_not_answer_are_refused(hub, monkeypatch):
     with pytest.raises(UserError, match="the token may not write to someone/policy: use a token"):
         reserve("someone/policy")
     hub.reserved.add(NAME)
     with pytest.raises(UserError, match="exists but is not a model, or was renamed: give another"):
         reserve(NAME)
-
-
-def test_a_hub_that_does_not_answer_is_named(monkeypatch, hub: Hub):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"on http://127.0.0.1:9 failed \(ConnectError.*network"):
         reserve(NAME)

@@ -141,7 +141,7 @@ def test_copies_share_tokens_but_each_is_scored():
     assert [group.scored_tokens() for group in groups] == [64, 16]
 
 
-def test_turns_of_a_role_share_its_instructions():
+def test_turns_of_a_role_share_its_instructions_and_fit_in_any_order():
     """Eight prompts of 30 tokens, 24 of them instructions, take two rows of 64, not four."""
     instructions = tuple(range(100, 124))
     turns = [Turn(k, "planner", (*instructions, *(k + 1,) * 6), (50 + k,) * 2) for k in range(8)]
@@ -150,10 +150,7 @@ def test_turns_of_a_role_share_its_instructions():
     assert len(batches) == 2
     used = [int((b.rows.until_RL != np.arange(1, 65)).sum()) for b in batches]
     assert all(n <= 64 for n in used)
-
-
-def test_groups_fit_their_rows_in_any_order():
-    """Minibatches are shuffled: the first and last group may share a prefix that others lack."""
+    # Minibatches are shuffled: the first and last group may share a prefix that others lack.
     instructions = tuple(range(100, 124))
     turns = [Turn(k, "planner", (*instructions, k), (50 + k,) * 2) for k in range(8)]
     stranger = Turn(8, "planner", tuple(range(25)), (5, 6))
@@ -185,7 +182,7 @@ def test_only_the_last_batch_has_fewer_rows(devices, sizes):
         assert rows[-1] == min(size for size in sizes if size >= last)
 
 
-def test_conversations_are_paths_of_continued_turns():
+def test_conversations_are_paths_of_turns_that_continue_the_whole_context():
     """Turns 2 and 3 continue turn 0 across a turn with another prompt; 4 and 5 are not trained."""
     (question,) = generate(0, 40).questions["train"][:1]
     acts = [(1, 2), (9, 9), (1, 2, 3, 7), (1, 2, 3, 8), (1, 2, 3, 8), (1, 2, 3, 8, 3, 7)]
@@ -200,6 +197,15 @@ def test_conversations_are_paths_of_continued_turns():
     actions = all_actions(lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT))
     paths = [[int(actions.node_A[a]) for a in path] for path in conversations(actions)]
     assert sorted(paths) == [[0, 2], [0, 3], [1]]
+    # The second prompt begins with the first one but lacks its action.
+    (question,) = generate(0, 40).questions["train"][:1]
+    records = [
+        Record(-1, 0, "planner", 1, (0,), Action((1, 2), (3,), "a")),
+        Record(0, 0, "planner", 2, (0, 0), Action((1, 2, 9), (3,), "a")),
+    ]
+    ones = np.ones(2, np.float32)
+    turns = turns_of(build_forest((question,), records), ones, ones)
+    assert [turn.previous for turn in turns] == [-1, -1]
 
 
 def test_the_reward_of_a_turn_that_is_left_out_goes_to_the_turn_before_it():
@@ -214,18 +220,6 @@ def test_the_reward_of_a_turn_that_is_left_out_goes_to_the_turn_before_it():
     assert [turn.credit for turn in turns] == [0.5, 0.25]
     assert [turn.credit for turn in carry_credit(turns, forest, credit_N, 100)] == [0.5, -1.75]
     assert carry_credit(turns, forest, credit_N, 20)[0].credit == -1.25
-
-
-def test_a_prompt_without_the_previous_context_continues_nothing():
-    """The second prompt begins with the first one but lacks its action."""
-    (question,) = generate(0, 40).questions["train"][:1]
-    records = [
-        Record(-1, 0, "planner", 1, (0,), Action((1, 2), (3,), "a")),
-        Record(0, 0, "planner", 2, (0, 0), Action((1, 2, 9), (3,), "a")),
-    ]
-    ones = np.ones(2, np.float32)
-    turns = turns_of(build_forest((question,), records), ones, ones)
-    assert [turn.previous for turn in turns] == [-1, -1]
 
 
 def test_a_batch_has_at_least_one_row():

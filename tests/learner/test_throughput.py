@@ -26,7 +26,7 @@ def test_the_longest_matching_name_has_priority(device, tera):
     assert peak_flops(device) == tera * 1e12
 
 
-def test_mfu_covers_all_policies_and_devices(monkeypatch):
+def test_mfu_covers_all_policies_and_devices_of_a_known_peak(monkeypatch):
     h200 = types.SimpleNamespace(device_kind="NVIDIA H200")
     monkeypatch.setattr(jax, "devices", lambda: [h200])
     monkeypatch.setattr(jax, "device_count", lambda: 4)
@@ -34,9 +34,6 @@ def test_mfu_covers_all_policies_and_devices(monkeypatch):
     one = speed(metrics, 100, 10.0, on_mesh=False)
     assert one == {"tokens_per_sec": 10.0, "mfu": pytest.approx(0.3)}
     assert speed(metrics, 100, 10.0, on_mesh=True)["mfu"] == pytest.approx(0.3 / 4)
-
-
-def test_a_device_without_a_known_peak_has_no_mfu():
     assert peak_flops("cpu") is None
     assert speed({"flops": 1e12}, 100, 10.0, on_mesh=False) == {"tokens_per_sec": 10.0}
 

@@ -415,16 +415,13 @@ def test_a_kl_coefficient_adapts_to_nats_per_action(epochs, metrics, actions, ex
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-def test_step_metrics_are_means_over_tokens_or_steps():
+def test_step_metrics_are_means_and_action_metrics_overall_and_per_role():
     step = {"tokens": 4.0, "clipped": 1.0, "entropy": 6.0, "kl": 2.0, "grad_norm": 1.0}
     other = {"tokens": 12.0, "clipped": 3.0, "entropy": 2.0, "kl": 6.0, "grad_norm": 2.0}
     actual = update_module._step_metrics([step | {"skipped": 1.0}, other | {"skipped": 0.0}])
     expected = {"clip_frac": 0.25, "entropy": 0.5, "kl/loss": 0.5, "grad_norm": 1.5, "skipped": 1.0}
     assert actual == expected
-
-
-def test_action_metrics_are_overall_and_per_role():
-    """An action of two tokens and one of a single token, of two roles."""
+    # An action of two tokens and one of a single token, of two roles.
     zero = np.zeros(2, np.int32)
     actions = Actions(zero, np.array([0, 1]), zero, zero, np.array([2, 1]), zero, zero)
     mask_AT = np.array([[True, True], [True, False]])

@@ -171,12 +171,9 @@ def test_text_is_split_by_the_rule_of_the_family(pre, text, pieces):
     assert tokenizer.encode(text).tokens == pieces
 
 
-def test_tokens_that_only_pad_the_embedding_are_no_vocabulary():
+def test_padding_is_no_vocabulary_and_a_begin_token_is_added_if_asked_for():
     vocabulary = gguf_tokenizer.build_tokenizer(FIELDS | {"pre": "smollm"}).get_vocab()
     assert "the" in vocabulary and not any(text.startswith("[PAD") for text in vocabulary)
-
-
-def test_a_begin_token_is_added_if_the_file_asks_for_it():
     tokenizer = gguf_tokenizer.build_tokenizer(FIELDS | {"pre": "smollm", "add_bos_token": True})
     assert tokenizer.encode("the").tokens == ["<|im_start|>", "the"]
     assert tokenizer.encode("the", add_special_tokens=False).tokens == ["the"]

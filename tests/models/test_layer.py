@@ -12,13 +12,10 @@ from tests.models import decoding
 TINY = DecoderConfig(64, 32, 48, 2, 4, 2, 8)
 
 
-def test_a_norm_divides_by_the_root_mean_square():
+def test_a_norm_divides_by_the_root_mean_square_and_rounds_once():
     x_D, gain_D = np.float32([3e-3, -4e-3]), np.float32([1, 2])
     actual_D = jax.device_get(rms_norm(*jax.device_put((x_D, gain_D)), 3.5e-6))
     np.testing.assert_allclose(actual_D, [3e-3 / 4e-3, -2 * 4e-3 / 4e-3], rtol=1e-6)
-
-
-def test_a_norm_of_half_precision_rounds_once():
     rng = np.random.default_rng(0)
     x_BD, gain_D = jax.device_put((rng.normal(size=(4, 64)), rng.normal(size=64)))
     x_BD, gain_D = x_BD.astype(jnp.bfloat16), gain_D.astype(jnp.float32)

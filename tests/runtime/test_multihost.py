@@ -198,15 +198,12 @@ def grid(shape: tuple[int, ...], devices: list) -> types.SimpleNamespace:
     )
 
 
-def test_a_tensor_axis_across_hosts_is_refused():
+def test_the_mesh_of_one_process_is_local_and_a_tensor_axis_across_hosts_is_refused():
     four = [device(i // 2, i) for i in range(4)]
     with pytest.raises(UserError, match="divides"):
         local_mesh(grid((1, 1, 4), four))
     with pytest.raises(UserError, match="divides"):
         local_mesh(grid((1, 2, 2), [four[i] for i in (0, 2, 1, 3)]))
-
-
-def test_the_mesh_of_one_process_is_local():
     mesh = make_mesh((2, 2, 2))
     x = replicate(np.arange(4), mesh)
     assert local_mesh(mesh) is mesh and local_mesh(None) is None

@@ -40,13 +40,10 @@ def test_threads_do_not_wait_for_the_programs_of_each_other():
         assert all(all(update.result()) for update in updates)
 
 
-def test_a_start_within_a_start_uses_its_thread():
+def test_a_start_within_a_start_uses_its_thread_and_errors_reach_the_caller():
     inner = functools.partial(start, threading.get_ident, concurrently=True)
     outer, again = start(lambda: (threading.get_ident(), inner()), concurrently=True)
     assert outer == again
-
-
-def test_an_error_of_a_start_reaches_the_caller():
     with pytest.raises(ZeroDivisionError):
         start(lambda: 1 // 0, concurrently=True)
 

@@ -121,13 +121,10 @@ def test_weights_cast_once_sample_what_weights_cast_per_token_sample():
         np.testing.assert_array_equal(row[1], other[1])
 
 
-def test_gains_of_norms_stay_float32_and_other_weights_are_cast():
+def test_weights_are_cast_once_for_a_shared_base_and_gains_of_norms_stay_float32():
     model = for_sampling({"a norm": decoder_in()})["a norm"].merge()
     assert model.embed[...].dtype == model.layers["q_proj"][...].dtype == jax.numpy.bfloat16
     assert model.final_norm[...].dtype == model.layers["q_norm"][...].dtype == np.float32
-
-
-def test_a_shared_base_is_cast_once():
     base, lora = decoder_in(), LoRAConfig(2, 4.0, ("q_proj",))
     pair = {name: add_lora(base, lora, rngs=nnx.Rngs(i)) for i, name in enumerate("ab")}
     one, other = (model.merge() for model in for_sampling(pair).values())

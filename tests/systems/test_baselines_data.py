@@ -70,7 +70,7 @@ def robust(count: int, seed: int = 0):
     return examples.robust_examples(STYLE, questions, results, corpus, 3, random.Random(seed))
 
 
-def test_contexts_are_evenly_relevant_low_or_random():
+def test_contexts_are_evenly_relevant_low_or_random_shuffled_and_seeded():
     kinds = collections.Counter()
     for row in robust(600):
         titles = set(documents(row))
@@ -83,9 +83,6 @@ def test_contexts_are_evenly_relevant_low_or_random():
     # A third each, within four standard deviations.
     assert all(abs(count - 200) < 4 * (600 * 2 / 9) ** 0.5 for count in kinds.values())
     assert len(kinds) == 3
-
-
-def test_contexts_are_shuffled_and_seeded():
     places = {documents(row).index("title 1") for row in robust(100) if "title 1" in documents(row)}
     assert places == {0, 1, 2}
     assert robust(50) == robust(50) != robust(50, seed=1)
@@ -227,18 +224,12 @@ def neighbors_of(alone: list[float], retrieved_scores: list[float], k: int = 2) 
     return fit_neighbors(encoder, questions, np.array(alone), np.array(retrieved_scores), k)
 
 
-def test_the_nearest_questions_decide():
+def test_half_of_the_nearest_questions_decide_to_search_and_without_any_skr_searches():
     neighbors = neighbors_of([0, 0, 1, 1, 0], [1, 1, 0, 0, 0])
     assert len(neighbors.helps_X) == 4  # the last one has equal scores and is left out
     assert neighbors.helps("which film") and not neighbors.helps("which song")
-
-
-def test_half_of_the_neighbors_suffices_to_search():
     assert neighbors_of([0, 1, 1, 1, 0], [1, 0, 0, 0, 0]).helps("film")
     assert not neighbors_of([0, 1, 1, 1, 0], [1, 0, 0, 0, 0], k=3).helps("film")
-
-
-def test_without_neighbors_skr_searches():
     nan = float("nan")
     assert neighbors_of([nan, 1, 0, 1, 0], [1, 1, 0, 1, nan]).helps("song")
     assert Execution(SKR(STYLE, 2), ANN).effects == (Search(ANN.text, 2),)

@@ -100,7 +100,7 @@ def test_selection_may_require_a_search_before():
     assert [role.parse("DS,AG").valid for role in system.roles.values()] == [False, False]
 
 
-def test_sub_questions_are_lines_without_their_numbers():
+def test_replies_are_lines_numbers_of_documents_or_an_answer_without_its_label():
     assert sub_questions("1. a?\n 2) b?\n\n- c?\n* d?\n5: e?") == ("a?", "b?", "c?", "d?", "e?")
     assert sub_questions("9. a?\n10. b?\n11) c?") == ("a?", "b?", "c?")
     assert sub_questions("In 1999, who?") == ("In 1999, who?",)
@@ -108,17 +108,11 @@ def test_sub_questions_are_lines_without_their_numbers():
     assert sub_questions("**1. Who?**\n2.When?") == ("Who?", "When?")
     titles = ("2001: A Space Odyssey was whose?", "3:10 to Yuma was whose?", "*NSYNC sang what?")
     assert sub_questions("\n".join(titles)) == titles
-
-
-def test_a_selection_is_numbers_of_documents():
     documents = tuple(passage(i) for i in (1, 2, 3))
     assert select_documents("1, 3", documents) == (documents[0], documents[2])
     assert select_documents("Document 3, Document 3 and Document 1", documents) == documents[2::-2]
     for reply in ("", "none", "all of them", "0, 4", "9" * 5000, "9" * 9 + "2"):
         assert select_documents(reply, documents) == ()
-
-
-def test_an_answer_loses_its_label_and_asterisks():
     assert plain_answer("**Answer:** new  York\n") == "new York"
     assert (
         plain_answer("answer : Ulm") == "Ulm" and plain_answer("the answer: x") == "the answer: x"
@@ -297,14 +291,11 @@ def test_an_illegal_first_plan_is_retried_and_trained():
     assert credit_N.tolist()[:3] == [0.0, 0.0, 1.0] and weight_N.all()
 
 
-def test_an_illegal_serial_plan_is_retried():
+def test_an_illegal_plan_of_a_sub_question_is_retried_independently():
     forest, tape = play(["QDS", "QDS", "AG", "AG"], ["A?", "B?"])
     assert [r.parsed.error for r in forest.records[:-1]] == ["", "Decomposed Twice", "", ""]
     assert tape.prompts[2] == tape.prompts[3] == "subflow\nQuestion: A?"
     assert own_of(forest) == [0.0, -1.0, 0.0, 0.0] and end(forest) == ("Ulm", "answered")
-
-
-def test_an_illegal_parallel_plan_is_retried_independently():
     forest, _ = play(["QDP", "?", "R,AG", "AG"], ["A?", "B?"])
     assert [(r.parsed.valid, r.round) for r in forest.records[:-1]] == [
         (True, 0), (False, 2), (True, 2), (True, 3)

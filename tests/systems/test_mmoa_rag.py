@@ -101,7 +101,7 @@ def tokenizer() -> ChatTokenizer:
     return ChatTokenizer.load(policy_folder("tiny"))
 
 
-def test_the_mask_admits_selections_and_little_else(tokenizer):
+def test_the_mask_admits_selections_of_numbers_below_top_k_and_little_else(tokenizer):
     mask = MMOARAG(document_word="D").roles["selector"].allowed_token_regex
     spelling = tokenizer.encode(render_selection((0, 12, 3), "D"))
     assert all(re.fullmatch(mask, tokenizer.decode([i])) for i in spelling)
@@ -110,10 +110,7 @@ def test_the_mask_admits_selections_and_little_else(tokenizer):
     assert legal == {*"0123456789", "D", ","}
     real = MMOARAG().roles["selector"].allowed_token_regex
     assert re.fullmatch(real, ",Document") and not re.fullmatch(real, "Doc")
-
-
-def test_the_mask_limits_the_digits_of_numbers():
-    """Llama 3 has a token for every number up to 999, and for several commas (eq. 5)."""
+    # Llama 3 has a token for every number up to 999, and for several commas (eq. 5).
     pieces = ["0", "9", "12", "99", "201", ",", ",,", "Document", "DocumentDocument"]
 
     def legal(top_k: int) -> list[str]:

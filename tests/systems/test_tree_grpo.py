@@ -46,10 +46,12 @@ def forest_of(share: float = 1.0, until: int = 2):
     return recipe, forest
 
 
-def test_trees_branch_after_their_first_turn():
+def test_trees_branch_after_their_first_turn_and_not_in_late_ones():
     _, forest = forest_of()
     assert [answer for answer, _ in leaves_of(forest)] == ["Ulm", "Rom", "Rom", "Bonn"]
     assert len(set(forest.roots().tolist())) == 2
+    tree = RandomTree(3, 1.0, branching_depth=3)
+    assert [tree(turn(depth), "q").samples for depth in (1, 2, 3, 4)] == [1, 3, 3, 1]
 
 
 def test_the_advantage_averages_tree_and_question():
@@ -69,11 +71,6 @@ def test_the_advantage_averages_tree_and_question():
 
 def turn(depth: int, number: int = 0) -> Generate:
     return Generate(AGENT, EXAMPLE, depth, (ModelOutput((number,)), Observation("found")))
-
-
-def test_the_first_turn_and_late_turns_never_branch():
-    tree = RandomTree(3, 1.0, branching_depth=3)
-    assert [tree(turn(depth), "q").samples for depth in (1, 2, 3, 4)] == [1, 3, 3, 1]
 
 
 def test_branching_is_random_but_repeatable():

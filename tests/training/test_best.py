@@ -157,15 +157,12 @@ def test_a_branch_takes_the_config_of_its_run_and_overrides(trained):
     assert values["run"]["steps"] == 5
 
 
-def test_a_run_without_steps_has_no_checkpoints(trained, tmp_path):
+def test_checkpoints_that_do_not_exist_are_named(trained, tmp_path):
     """Training creates their folder before its first step."""
     other = tmp_path / "other"
     assert has_checkpoints(trained[2]) and not has_checkpoints(other)
     (other / "checkpoints").mkdir(parents=True)
     assert not has_checkpoints(other)
-
-
-def test_a_checkpoint_that_does_not_exist_is_named(trained, tmp_path):
     folder = trained[2]
     with pytest.raises(UserError, match="has no checkpoint 1, only checkpoints of steps 4, 5"):
         parse_run(f"{folder}@1").open()

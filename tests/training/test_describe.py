@@ -130,22 +130,12 @@ def test_the_order_of_rewards_is_compared_with_that_of_answers(rewards, order):
     assert order_of(FEW_PAIRS - 1) == {}
 
 
-def test_recall_leaves_out_failed_questions():
+def test_recall_is_of_gold_titles_or_ids_without_failed_questions():
     golden = [dataclasses.replace(q, gold=("p1",)) for q in (ANN, BOB)]
     replies = {"answer": lambda r: "Ulm" if "Ann" in str(r.messages) else EffectError("down")}
     texts = always(router="[Retrieval] x", filter="Thought: t\nAction: [1]")
     forest = play(Tape(texts, {"x": [passage(1)]}, replies), *golden)
     assert forest.failed_questions == (1,) and retrieval_recall(forest) == {"retrieval/recall": 1.0}
-
-
-def test_credit_is_the_mean_over_trained_actions():
-    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
-    credit_N = np.where(forest.question_N == 0, 0.5, np.nan)
-    assert describe_rollout(forest, credit_N)["credit/router"] == 0.5
-    assert "credit/router" not in describe_rollout(forest, credit_N * np.nan)
-
-
-def test_gold_passages_are_named_by_title_or_id():
     gold = Question("q", "Where was Ann born?", ("Ulm",), gold=("title 1", "p2"))
     texts = always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1]")
     forest = play(Tape(texts, {"Ann": [passage(1), passage(2)]}), gold)
@@ -154,6 +144,13 @@ def test_gold_passages_are_named_by_title_or_id():
     assert retrieval_recall(forest) == {"retrieval/recall": 0.5}
     plain = dataclasses.replace(gold, gold=())
     assert retrieval_recall(play(Tape(texts, {"Ann": [passage(2)]}), plain)) == {}
+
+
+def test_credit_is_the_mean_over_trained_actions():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    credit_N = np.where(forest.question_N == 0, 0.5, np.nan)
+    assert describe_rollout(forest, credit_N)["credit/router"] == 0.5
+    assert "credit/router" not in describe_rollout(forest, credit_N * np.nan)
 
 
 def test_errors_corrected_by_a_state_are_counted():

@@ -74,14 +74,11 @@ def test_a_step_fails_after_its_last_rewrite(rewrites):
     assert not any(r.parse_error for r in forest.records if r.role in (ANALYSIS, "leaf"))
 
 
-def test_a_step_without_its_need_fails_unsearched():
+def test_a_step_without_its_need_fails_unsearched_and_independent_ones_continue():
     texts = {PLAN: [CHAIN + "\n3 mayor of [2]"], ANALYSIS: [NOT] * 3, REWRITE: ["x"] * 2}
     forest, tape = play(texts)
     assert leaves_of(forest) == [(None, "Missing Answer")]
     assert queries_of(tape) == ["employer of Ann Lee", "x", "x"]
-
-
-def test_independent_steps_continue_after_a_failed_step():
     plan = "1 a of B\n2 c of [1]\n3 d of E"
     texts = {PLAN: [plan], ANALYSIS: [NOT] * 3 + [ULM], REWRITE: ["x"] * 2}
     forest, tape = play(texts)
@@ -108,7 +105,7 @@ def test_a_missing_plan_is_the_question_and_a_long_one_is_cut(steps, faults):
     assert queries_of(tape) == queries
 
 
-def test_malformed_verdicts_and_queries_have_fallbacks():
+def test_malformed_and_failed_actions_have_fallbacks():
     texts = {PLAN: ["1 a of B"], ANALYSIS: ["hm", NOT, ULM], REWRITE: ["expand: c", "expand:"]}
     forest, tape = play(texts)
     assert queries_of(tape) == ["a of B", "c", "c"] and leaves_of(forest) == [("Ulm", "answered")]
@@ -120,9 +117,6 @@ def test_malformed_verdicts_and_queries_have_fallbacks():
         "Empty Query",
         "",
     ]
-
-
-def test_a_failed_action_counts_as_malformed():
     texts = {PLAN: [FULL], ANALYSIS: [FULL, ULM], REWRITE: [FULL]}
     forest, tape = play(texts)
     assert leaves_of(forest) == [("Ulm", "answered")] and queries_of(tape) == [QUESTION.text] * 2
