@@ -136,9 +136,7 @@ def test_the_samples_are_sets_with_gold(shared_data):
     assert set(names) >= {"2wikimultihopqa", "hotpotqa", "multihop_rag", "musique", "nq"}
 
 
-def test_wrong_names_no_corpus_and_unnamed_rerankers_are_refused(
-    folder, tmp_path, capsys
-):
+def test_wrong_names_no_corpus_and_unnamed_rerankers_are_refused(folder, tmp_path, capsys):
     assert bench(folder, tmp_path, "--retrievers", "bm26") == 2
     assert "--retrievers is 'bm26'" in capsys.readouterr().err
     with pytest.raises(UserError, match="names no corpus"):
