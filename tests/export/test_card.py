@@ -10,7 +10,6 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from jax_ragrl import __version__
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import (
@@ -74,21 +73,6 @@ def test_the_front_matter_has_the_keys_that_the_hub_reads():
     assert not {"base_model", "license", "datasets"} & yaml.safe_load(front_matter(unknown)).keys()
     assert "its card was not available" in card_text(unknown)
     assert ModelCard(card_text(facts())).data.license == "mit"  # as the Hub reads it
-
-
-def test_the_text_states_system_roles_data_and_version():
-    text = card_text(facts(name="owner/policy"))
-    for part in (
-        "# C-3PO, policy `policy`",
-        f"jax_ragrl {__version__}",
-        "`router`",
-        "generated encyclopedia (`ragrl data world --size 240 --seed 0`)",
-        "rule-based reader",
-        "scann search, encoder hashed",
-        "A result.",
-        "--config.policy=owner/policy",
-    ):
-        assert part in text
 
 
 def test_data_are_named_without_paths_of_the_machine_and_addresses_of_servers():

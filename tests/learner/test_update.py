@@ -480,9 +480,8 @@ def test_committed_weights_are_compiled_for_once(adapted, caplog):
     decoder = add_lora(base, lora, rngs=nnx.Rngs(1)) if adapted else base
     objective = dataclasses.replace(PPO, entropy_coefficient=0.04)  # no other test's program
     policy, _ = run(prepared(objective, Optimizer(0.1, 0.2), decoder))
-    for name in ("score", "gradient", "apply"):
-        again = policy._replace(state=jax.tree.map(jax.numpy.copy, policy.state))
-        assert compilations(name, caplog, lambda again=again: run(again)) == 0, name
+    assert compilations("score", caplog, lambda: run(policy)) == 0
+    assert not [f for f in ("gradient", "apply") if f"compilation of jit({f})" in caplog.text]
 
 
 def test_a_reference_shares_the_initial_arrays_which_an_update_leaves_unchanged():

@@ -42,13 +42,6 @@ def sample(jobs: list[SamplingJob], width: int = 2) -> JobSamples:
     return sample_jobs(split_policy(), tokenizer(), jobs, width, SHAPES)
 
 
-def test_batching_changes_no_token():
-    jobs = jobs_of([5, 9, 17, 30, 12])
-    together = sample(jobs)
-    for job, rows in zip(jobs, together, strict=True):
-        assert [row.ids for row in sample([job])[0]] == [row.ids for row in rows]
-
-
 def test_batch_sizes_grow_with_the_number_of_devices():
     shapes = Shapes(
         prompt_lengths=(512, 1024, 2048, 4096), batch_sizes=(16, 64), max_prompt_tokens=65536

@@ -1,6 +1,5 @@
 """Rollouts made during the update before, and the guard: a resumed run ends as a whole one."""
 
-import contextlib
 import itertools
 import json
 import pathlib
@@ -14,7 +13,7 @@ import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import QuestionStream
-from jax_ragrl.errors import Preempted, UserError
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.indicators import UNDOS
@@ -161,20 +160,6 @@ def test_an_error_in_flight_comes_after_the_step_is_saved(trial, monkeypatch):
     with pytest.raises(UserError, match="no such model"):
         trial.train()
     assert Checkpoints(trial.folder).latest() == 2 and trial.rows("staleness") == [0, 1]
-
-
-def test_a_stopped_run_saves_its_rollouts_in_flight(trial, monkeypatch):
-    notice = loop.stop_notice
-
-    class Stop:
-        reached = staticmethod(lambda step: step == 2)
-
-    monkeypatch.setattr(loop, "stop_notice", lambda: contextlib.nullcontext(Stop()))
-    with pytest.raises(Preempted, match="stopped after step 2"):
-        trial.train(save_every=99)
-    monkeypatch.setattr(loop, "stop_notice", notice)
-    trial.train(save_every=99)
-    assert [step for step, *_ in trial.sampled] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_that_ends_early_makes_no_further_rollouts(trial, monkeypatch):
