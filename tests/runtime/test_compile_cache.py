@@ -1,7 +1,8 @@
-"""Compiled programs are cached in the folder of the user, or in that of a run of several hosts."""
+"""Compiled programs are cached in the folder of the user or of a run; drafts of folders."""
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import pytest
 
 from jax_ragrl.bench.sample import PLAIN_TOKENIZER
 from jax_ragrl.cli import main as cli
-from jax_ragrl.runtime import compile_cache
+from jax_ragrl.runtime import caches, compile_cache
+from jax_ragrl.runtime.caches import draft_folder, remove_drafts
 from jax_ragrl.runtime.compile_cache import compile_seconds, enable_compile_cache, report_compiling
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from tests.tiny import split_policy, tokenizer
@@ -112,7 +114,7 @@ def test_a_processor_that_refuses_its_own_programs_has_no_cache(machine, monkeyp
 
 CACHED = """
 import os, pathlib, sys
-from jax_ragrl.runtime import compile_cache
+from jax_ragrl.runtime import caches, compile_cache
 if sys.argv[1:] == ["refused"]:
     from jax._src import compilation_cache
     def refuse(*_): raise RuntimeError("Target machine feature +prefer-no-gather")
@@ -205,3 +207,57 @@ def test_samplers_and_updates_name_their_shapes(monkeypatch):
         "compiled prefill 4 x 16, width 1 + 16",
         "compiled sampler 4 x 16 + 16, width 1, 32 stop states",
     ]
+
+
+REPO = pathlib.Path(__file__).parents[2]
+WRITER = """
+import pathlib, sys
+from jax_ragrl.runtime.caches import draft_folder
+with draft_folder(pathlib.Path(sys.argv[1]), "unfinished-") as draft:
+    (draft / "rows").write_text("begun")
+    print("writes", flush=True)
+    sys.stdin.read()
+"""
+
+
+def names(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_draft_is_removed_at_the_end_unless_it_was_renamed(tmp_path: pathlib.Path):
+    with pytest.raises(ValueError, match="oops"), draft_folder(tmp_path, "unfinished-") as draft:
+        (draft / "rows").touch()
+        raise ValueError("oops")
+    assert names(tmp_path) == []
+    with draft_folder(tmp_path, "unfinished-") as draft:
+        draft.rename(tmp_path / "done")
+    assert names(tmp_path) == ["done"]
+
+
+def test_only_drafts_of_killed_processes_are_removed(tmp_path: pathlib.Path):
+    program = [sys.executable, "-c", WRITER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": REPO}
+    with subprocess.Popen(program, **pipes) as first, subprocess.Popen(program, **pipes) as second:
+        assert [p.stdout.readline() for p in (first, second)] == ["writes\n"] * 2
+        remove_drafts(tmp_path, "unfinished-")
+        assert len(names(tmp_path)) == 2
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        remove_drafts(tmp_path, "unfinished-")
+        assert len(names(tmp_path)) == 1
+        second.kill()
+        second.wait()
+    with draft_folder(tmp_path, "unfinished-") as draft:
+        assert names(tmp_path) == [draft.name]
+    assert names(tmp_path) == []
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAGRL_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert caches.cache_folder() == pathlib.Path("/home/ann/.cache/jax_ragrl")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert caches.cache_folder() == pathlib.Path("/caches/jax_ragrl")
+    monkeypatch.setenv("RAGRL_CACHE", "/mine")
+    assert caches.cache_folder() == pathlib.Path("/mine")

@@ -6,18 +6,22 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.systems.baselines import agents, standard
-from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
+from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG, parse_class
+from jax_ragrl.systems.baselines.agents import BEGIN, END, FINISH, SEARCH, parse_marked, parse_react
 from jax_ragrl.systems.baselines.executor import SearchAgent
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
 from jax_ragrl.systems.baselines.iterative import IRCoT, parse_thought
-from jax_ragrl.systems.baselines.self_rag import SelfRAG, parse_verdict
-from jax_ragrl.systems.baselines.slim_plm import SlimPLM
+from jax_ragrl.systems.baselines.self_rag import SelfRAG, critique, parse_verdict
+from jax_ragrl.systems.baselines.slim_plm import SlimPLM, parse_draft, parse_gate
+from jax_ragrl.systems.baselines.standard import interleave, parse_grade, parse_queries
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.systems.coda import CoDA
 from jax_ragrl.systems.mao_arag import MAOARAG
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.systems.opera import Opera
+from tests.rollout.tape import passage
 
 SYSTEMS = (C3PO(), CoDA(), MAOARAG(select_needs_search=True), MMOARAG(), Opera(), SearchAgent())
 PARSERS = {
@@ -25,12 +29,12 @@ PARSERS = {
     for system in (*SYSTEMS, AdaptiveRAG(), SlimPLM(queries=3))
     for name, role in system.roles.items()
 }
-PARSERS["SlimPLM-rewriter"] = (standard.parse_queries, standard.QueryRewrite.FAULTS)
+PARSERS["SlimPLM-rewriter"] = (parse_queries, standard.QueryRewrite.FAULTS)
 PARSERS |= {
-    "grade": (standard.parse_grade, standard.Reranker.FAULTS),
-    "marked": (agents.parse_marked, agents.SearchO1.FAULTS),
+    "grade": (parse_grade, standard.Reranker.FAULTS),
+    "marked": (parse_marked, agents.SearchO1.FAULTS),
     "rationale": (parse_rationale, InstructRAG.FAULTS),
-    "react": (agents.parse_react, agents.ReAct.FAULTS),
+    "react": (parse_react, agents.ReAct.FAULTS),
     "selection": (lambda text: standard.parse_selection(text, 10), standard.Selection.FAULTS),
     "thought": (parse_thought, IRCoT.FAULTS),
     "verdict": (parse_verdict, SelfRAG.FAULTS),
@@ -39,7 +43,7 @@ PARSERS |= {
 ANYTHING = st.text(st.characters(exclude_categories=()))
 WORDS = (
     *("Thought:", "Action:", "[Retrieval]", "[Planning]", "[LLM]", "[1, 2", "Document", "**"),
-    *("Answer: ", "The answer is: ", "Search[", "Finish[", agents.BEGIN, agents.END),
+    *("Answer: ", "The answer is: ", "Search[", "Finish[", BEGIN, END),
     *("\\boxed{", "yes", "no", "A"),
     *("QDS", "QR", "R", "AG", " and ", "Workflow:", "status", "answer", "rewritten_query", "1) "),
     *("<task>", "</task>", "<search>", "</search>", "<answer>", "</answer>", "<subquestion>"),
@@ -62,7 +66,7 @@ def test_a_parser_never_raises_and_names_errors(name, text):
 LENGTH = 30_000
 MARKS = ["\n", "\n ", " ", "[", '"', '\\"', ", ", "{", "{}", "{deps:", "<think>", "<search>", "1 "]
 MARKS += ["<answer></search>", "<subquestion", "<subquestion>", "Document1,", "R,", "Action: ["]
-MARKS += ["Search[", "Answer\n", "Final ", "\\boxed{", "\\boxed{ ", agents.BEGIN]
+MARKS += ["Search[", "Answer\n", "Final ", "\\boxed{", "\\boxed{ ", BEGIN]
 MARKS += ['{"a":', f"[{'9' * 5000}]"]
 
 
@@ -75,3 +79,91 @@ def test_a_long_text_is_parsed_in_linear_time(name):
             start = time.thread_time()
             PARSERS[name][0](text)
             assert time.thread_time() - start < 1.0, (opening, mark)
+
+
+@hypothesis.given(text=ANYTHING | PIECES)
+def test_a_thought_is_a_prefix_of_the_turn(text):
+    react = parse_react(text)
+    assert not react.valid or text.startswith(react.thought)
+    text_marked = parse_marked(text)
+    # A server that stops at the end mark leaves it out, and blanks may stand before it.
+    assert not text_marked.valid or text.startswith(text_marked.thought.removesuffix(END))
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "action", "argument"),
+    [
+        (parse_react, "I look.\nSearch[Ann Lee]\nFinish[x]", SEARCH, "Ann Lee"),
+        (parse_react, "Finish[ Ulm, Germany ]", FINISH, "Ulm, Germany"),
+        (parse_react, "Research[x] Search[y]", SEARCH, "y"),
+        *((parse_react, text, "", "") for text in ("Search[a\nb]", "Finish[  ]", "search[x]")),
+        (parse_marked, f"so {BEGIN} Ann\nLee {END} and {BEGIN}Bob{END}", SEARCH, "Ann Lee"),
+        (parse_marked, f"so {BEGIN}Ann", SEARCH, "Ann"),
+        (parse_marked, f"Answer: x {BEGIN} {END}", "", ""),
+        (parse_marked, "Answer: Rom\nno:\n**Answer:** Ulm", FINISH, "Ulm"),
+        (parse_marked, "Final Answer: Ulm\nI hope this helps", FINISH, "Ulm"),
+        (parse_marked, "so\n\n ** Final Answer:**\nUlm", FINISH, "Ulm"),
+        (parse_marked, "The Answer: Rom", FINISH, "The Answer: Rom"),
+        (parse_marked, "thus \\boxed{Ulm \\& Rom}.", FINISH, "Ulm \\& Rom"),
+        (parse_marked, "thus \\boxed{\\text{Ulm}}, and {x}.", FINISH, "Ulm"),
+        (parse_marked, "\\( \\boxed{\\textbf{New Ulm} } \\)", FINISH, "New Ulm"),
+        (parse_marked, "**Answer:** \\boxed{\\text{Ulm}}", FINISH, "Ulm"),
+        (parse_marked, "\\boxed{\\frac{1}{2}}", FINISH, "\\frac{1}{2}"),
+        (parse_marked, "\\boxed{a{b{c}}} \\boxed{d}", FINISH, "d"),
+        (parse_marked, "\\boxed{open", FINISH, "\\boxed{open"),
+        (parse_marked, "\\boxed{a}{b} or \\boxed{Ulm {c} d", FINISH, "a"),
+        (parse_marked, "I think\nUlm", FINISH, "Ulm"),
+        *((parse_marked, text, "", "") for text in ("\\boxed{}", "\n", "Answer:")),
+        (parse_thought, "Ann is a duck. Ducks swim.", "Thought", "Ann is a duck."),
+        (parse_thought, "\n  It fell 3.5 m! So the answer is 2.", "Thought", "It fell 3.5 m!"),
+        (parse_thought, "no end", "Thought", "no end"),
+        (parse_thought, "It is by J. J. Abrams. He is 59.", "Thought", "It is by J. J. Abrams."),
+        (parse_thought, "The U.S. Army is old. More.", "Thought", "The U.S. Army is old."),
+        (parse_thought, "Dr. Lee met Mrs. Ray. More.", "Thought", "Dr. Lee met Mrs. Ray."),
+        (parse_thought, "Is it vitamin A? Yes.", "Thought", "Is it vitamin A?"),
+        (parse_thought, "He was Henry V. So the answer is: Henry V.", "Answer", "Henry V"),
+        (parse_thought, "So the answer is: the U.S. Army.\nmore", "Answer", "the U.S. Army"),
+        (parse_thought, "the Answer is Ulm", "Answer", "Ulm"),
+        (parse_thought, "The answer is:", "", ""),
+        (parse_rationale, "Facts.\nSo the answer is: Ulm.", "Answer", "Ulm"),
+        (parse_rationale, "The answer is odd, but the answer is the U.S.\nA", "Answer", "the U.S"),
+        (parse_rationale, "the answer is:\nUlm", "Answer", "Ulm"),
+        *((parse_rationale, text, "", "") for text in ("", "Ulm", "the answer is", "answer is: .")),
+        (parse_draft, " Ulm.\n", "Draft", "Ulm."),
+        (parse_verdict, " Yes, it does", "yes", ""),
+        (parse_verdict, '"No."\nbecause', "no", ""),
+        *((parse_verdict, text, "", "") for text in ("", "yesterday", "it is: yes", "not")),
+        (parse_class, " B\n", "B", ""),
+        *((parse_class, text, "", "") for text in ("", "AB", "a", "A: none")),
+        (parse_gate, "A ", "A", ""),
+        *((parse_gate, text, "", "") for text in ("", "C", "b", "AB")),
+        *((parse_grade, text, "", "") for text in ("", "ten", "11", "100", "-")),
+        *((parse_queries, text, "", "") for text in ("", " \n- \n", '""', '" "')),
+    ],
+)
+def test_a_reply_is_an_action_or_malformed(parse, text, action, argument):
+    result = parse(text)
+    assert (result.action, "".join(result.args)) == (action, argument)
+    assert result.valid == bool(action)
+
+
+def test_grades_are_numbers_and_queries_have_no_marks():
+    assert parse_grade("Grade: 7/10") == ParsedAction("Grade", (7,))
+    assert parse_grade("0") == ParsedAction("Grade", (0,))
+    queries = parse_queries("1. a b\n2) c\n* d\n- e\na  b")
+    assert queries == ParsedAction("Search", ("a b", "c", "d", "e"))
+    assert parse_queries("1984 film\n-40 degrees").args == ("1984 film", "-40 degrees")
+
+
+def test_the_first_whole_action_counts():
+    action = parse_react("I Search[a\nxSearch[b] Finish[c\n] Finish[d] Search[e]")
+    assert (action.action, action.args) == ("Finish", ("d",))
+    assert action.thought == "I Search[a\nxSearch[b] Finish[c\n] Finish[d]"
+
+
+def test_interleaving_has_no_duplicates_and_a_critique_is_a_weighted_sum():
+    one, two, three, four = (passage(i) for i in range(4))
+    assert interleave([[one, two, three], [two], [], [four, one]], 3) == (one, two, four)
+    assert interleave([[one], [two]], 9) == (one, two) and interleave([], 3) == ()
+    assert critique((True, False, True), (1.0, 1.0, 0.5)) == 1.5
+    assert critique((False, False, False), (1.0, 1.0, 0.5)) == 0.0
