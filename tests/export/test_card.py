@@ -178,12 +178,15 @@ def test_a_base_without_a_readable_card_has_no_license(text, tmp_path):
     assert base_model("owner/base", tmp_path) == Base("owner/base", "owner/base")
 
 
-def test_the_result_is_the_paired_comparison_of_the_summary(tmp_path):
+def test_the_result_is_the_paired_comparison_of_the_summary_unless_that_is_damaged(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     text = "\n".join(result_lines(tmp_path))
     assert "F1 on 400 held-out questions after 28 training steps" in text
     assert "| this system after training | 51.5 |" in text
     assert "6.5 points, 95 % interval 4.2 to 8.8 (bootstrap over 399 paired questions)" in text
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="is not the summary of a run .*: delete it"):
+        result_lines(tmp_path)
 
 
 def test_without_a_summary_the_newest_development_score_is_the_result(tmp_path):
@@ -203,9 +206,3 @@ def test_a_checkpoint_has_the_result_of_its_own_step(tmp_path):
     assert line.startswith("63.0 % on development questions after step 10")
     assert result_lines(tmp_path, 15) == ["This checkpoint was not evaluated."]
     assert result_lines(tmp_path, 28) == result_lines(tmp_path)
-
-
-def test_a_damaged_summary_is_reported(tmp_path):
-    (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(UserError, match="is not the summary of a run .*: delete it"):
-        result_lines(tmp_path)

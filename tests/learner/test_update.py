@@ -539,7 +539,7 @@ def test_a_restored_float32_reference_is_cast(tmp_path):
         np.testing.assert_array_equal(*jax.device_get((x, y)))
 
 
-def test_only_the_adapter_is_trained_and_saved():
+def test_only_adapters_are_trained_and_saved_of_policy_and_critic():
     base = nnx.merge(*tiny_policy())
     adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj", "down_proj")), rngs=nnx.Rngs(1))
     objective = dataclasses.replace(
@@ -568,9 +568,6 @@ def test_only_the_adapter_is_trained_and_saved():
     assert max(jax.tree.leaves(moved)) > 1e-3
     decoder = sampling_model(policy).merge()
     assert decoder.adapter is not None and decoder.embed[...] is base.embed[...]
-
-
-def test_with_an_adapter_the_critic_is_an_adapter_too():
     base = nnx.merge(*tiny_policy())
     adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj",)), rngs=nnx.Rngs(1))
     policy = prepared(PPO, PPO_ADAM, adapted)

@@ -112,13 +112,10 @@ def test_a_config_field_that_is_not_supported_is_refused_by_name(changes, words)
         hf_config.from_hf(config_with(**changes))
 
 
-def test_an_unknown_field_is_ignored_with_a_warning_that_names_it():
+def test_unknown_fields_are_named_and_both_spellings_of_rope_are_one_config():
     with pytest.warns(UserWarning, match="sets trained_on, unknown here and ignored"):
         config = hf_config.from_hf(config_with(trained_on="notes", unk_token_id=0, odd=None))
     assert config == hf_config.from_hf(config_with())
-
-
-def test_both_spellings_of_rope_are_one_config():
     old = config_with(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0})
     del old["rope_parameters"]
     new = {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}

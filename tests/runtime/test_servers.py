@@ -111,7 +111,7 @@ def test_every_client_waits_as_its_server_asks(client):
     assert times[1] - times[0] >= 0.5
 
 
-def test_a_pause_is_in_seconds_or_until_a_date():
+def test_a_pause_is_in_seconds_or_until_a_date_and_capped(monkeypatch):
     def read(value: str) -> float | None:
         return retry_after({"retry-after": value})
 
@@ -122,9 +122,6 @@ def test_a_pause_is_in_seconds_or_until_a_date():
     assert read("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
     assert [read(x) for x in ("", "nan", "inf", "soon", "99 Foo 20156 99:99")] == [None] * 5
     assert retry_after({}) is None
-
-
-def test_a_pause_that_a_server_asks_for_is_capped(monkeypatch):
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -217,7 +214,7 @@ def test_threads_share_one_loop_from_the_first_request_on(monkeypatch):
     assert len({*loops}) == 1
 
 
-def test_prompt_replies_raise_the_limit_and_late_ones_do_not():
+def test_prompt_replies_raise_the_limit_and_failures_together_halve_it_once():
     gate = Gate(64, timeout=40)
     now = time.monotonic()
     for _ in range(10):
@@ -229,9 +226,6 @@ def test_prompt_replies_raise_the_limit_and_late_ones_do_not():
     for _ in range(100):
         gate.count_reply(now)
     assert gate.limit == 64
-
-
-def test_requests_that_fail_together_halve_the_limit_once():
     gate, sent_together = Gate(256, timeout=60), time.monotonic()
     gate.limit = 32.0
     for _ in range(32):

@@ -30,16 +30,13 @@ def kept(*texts: str, pages: int = 8) -> KeptContexts:
     return contexts
 
 
-def test_a_prompt_finds_the_full_pages_that_it_begins_with():
+def test_contexts_share_the_full_pages_of_their_beginning_which_prompts_find():
     contexts = kept("a" * 40, "a" * 16 + "b" * 16)
     assert len(contexts.match(ids("a" * 40))) == 2
     assert contexts.match(ids("a" * 16 + "b" * 20))[0] == contexts.match(ids("a" * 20))[0]
     assert contexts.match(ids("a" * 15)) == contexts.match(ids("b" * 40)) == []
     # One token at least is run.
     assert len(contexts.match(ids("a" * 32))) == 1
-
-
-def test_contexts_share_the_pages_of_their_beginning():
     contexts = KeptContexts(8)
     assert [*contexts.add(ids(ROLE + "one" * 5))] == [0, 1]
     assert [*contexts.add(ids(ROLE + "two" * 5))] == [1]

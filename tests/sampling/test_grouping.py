@@ -79,7 +79,7 @@ def test_merged_prompts_over_four_devices_sample_the_tokens_of_separate_ones(mon
     assert_equal_samples(samples, apart(jobs, 2, model, shapes))
 
 
-def test_other_settings_are_other_prompts():
+def test_other_settings_are_other_prompts_and_equal_greedy_jobs_one_row():
     """Jobs that differ in anything but the seed share no prompt."""
     job = jobs_of([1])[0]
     changes = [{"temperature": 0.5}, {"top_p": 0.9}, {"limit": 7}, {"stop_strings": ("a",)}]
@@ -87,10 +87,7 @@ def test_other_settings_are_other_prompts():
     chunks = batch_jobs([*jobs, job._replace(seed=2)], 1, SHAPES)
     draws = [prompt for chunk in chunks for prompt in chunk.prompts]
     assert sorted(draws) == [[(0,), (5,)], [(1,)], [(2,)], [(3,)], [(4,)]]
-
-
-def test_equal_greedy_jobs_are_one_row():
-    """A greedy token does not depend on the seed; equal jobs have equal tokens anyway."""
+    # A greedy token does not depend on the seed; equal jobs have equal tokens anyway.
     jobs = jobs_of([3, 1], temperature=0.0)
     (chunk,) = batch_jobs(jobs, 1, SHAPES)
     assert chunk.prompts == [[(0, 2, 3)], [(1,)]] and chunk.copies == 1

@@ -186,11 +186,8 @@ def test_a_named_role_has_its_own_policy(system):
     assert Execution(apart.system, ANN).effects == Execution(shared, ANN).effects
 
 
-def test_every_policy_uses_the_configured_attention():
+def test_every_policy_uses_the_configured_attention_and_needs_a_role():
     policies, _ = load_policies(job("mmoa_rag", {"attention": "xla"}), None)
     assert {policy.config.attention_impl for policy in policies.values()} == {"xla"}
-
-
-def test_a_policy_without_a_role_is_rejected():
     with pytest.raises(UserError, match="'judge': this system has policy, rewriter, selector"):
         load_policies(job("mmoa_rag", {"policies": "(('judge','tiny'),)"}), None)

@@ -49,7 +49,7 @@ def wide(effect, question) -> Branching:
     return Branching(8, (ForcedAction("[No Retrieval]"),))
 
 
-def test_the_valid_fraction_counts_samples_with_multiplicity():
+def test_samples_count_with_multiplicity_and_own_choices_leave_forced_ones_out():
     """Six valid routes, and an invalid one twice; the forced route does not count."""
     texts = {"router": ["[No Retrieval]"] * 6 + ["nonsense"] * 2}
     forest = play(Tape(texts), expander=wide)
@@ -61,10 +61,7 @@ def test_the_valid_fraction_counts_samples_with_multiplicity():
         metrics["invalid_action/Invalid Format"] == 2 and metrics["unanswered/Invalid Format"] == 1
     )
     assert metrics["valid_frac/router"] == 6 / 8
-
-
-def test_the_reward_of_own_choices_leaves_forced_ones_out():
-    """Six of eight samples chose the rewarded route; without a choice there is no metric."""
+    # Six of eight samples chose the rewarded route; without a choice there is no metric.
     texts = {"router": ["[No Retrieval]"] * 6 + ["nonsense"] * 2}
     forest = play(Tape(texts), expander=wide)
     leaves = np.flatnonzero(forest.leaf_N)
@@ -81,16 +78,13 @@ def test_the_reward_of_own_choices_leaves_forced_ones_out():
     assert "reward/own" not in described(forest)
 
 
-def test_a_step_of_failed_questions_has_only_sizes():
+def test_a_step_has_sizes_and_unless_all_failed_strategy_rewards_and_costs():
     down = EffectError("down")
     tape = Tape(always(router="[No Retrieval]"), replies={"answer_direct": down})
     metrics = described(play(tape, ANN, BOB))
     sizes = {"nodes": 0.0, "leaves": 0.0, "failed": 2.0, "policy_tokens": 0.0}
     assert metrics == sizes
-
-
-def test_a_step_has_sizes_strategy_rewards_and_costs():
-    """One question is answered, the other one failed."""
+    # One question is answered, the other one failed.
     replies = {
         "answer_direct": lambda r: "Ulm" if "Ann" in str(r.messages) else EffectError("down")
     }
@@ -146,11 +140,18 @@ def test_recall_is_of_gold_titles_or_ids_without_failed_questions():
     assert retrieval_recall(play(Tape(texts, {"Ann": [passage(2)]}), plain)) == {}
 
 
-def test_credit_is_the_mean_over_trained_actions():
+def test_credit_is_a_mean_over_trained_actions_and_reward_terms_over_leaves():
     forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
     credit_N = np.where(forest.question_N == 0, 0.5, np.nan)
     assert describe_rollout(forest, credit_N)["credit/router"] == 0.5
     assert "credit/router" not in describe_rollout(forest, credit_N * np.nan)
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    leaves = np.flatnonzero(forest.leaf_N)
+    format_N = np.full(len(forest.records), 9.0)
+    format_N[leaves] = [1.0, 0.5]
+    metrics = described(forest, np.nan, lambda _: {"format": format_N})
+    assert metrics["reward_term/format"] == 0.75
+    assert "reward_term/format" not in described(forest, np.nan)
 
 
 def test_errors_corrected_by_a_state_are_counted():
@@ -212,16 +213,6 @@ def test_expert_fractions_are_of_roles_in_training():
     assert shares(PLAN, None) == {}
     forced = play(Tape(always(router="[No Retrieval]")), expander=wide)
     assert expert_fractions(forced, wide, ("router",)) == {}
-
-
-def test_reward_terms_are_means_over_leaves():
-    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
-    leaves = np.flatnonzero(forest.leaf_N)
-    format_N = np.full(len(forest.records), 9.0)
-    format_N[leaves] = [1.0, 0.5]
-    metrics = described(forest, np.nan, lambda _: {"format": format_N})
-    assert metrics["reward_term/format"] == 0.75
-    assert "reward_term/format" not in described(forest, np.nan)
 
 
 def test_failed_questions_are_displayed_only_if_any_failed(tmp_path, capsys, monkeypatch):

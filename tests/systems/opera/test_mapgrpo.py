@@ -265,7 +265,7 @@ def test_each_query_of_a_group_is_scored_separately():
     assert [r.role for r in forest.records].count("leaf") == 1
 
 
-def test_the_pool_returns_the_best_candidate():
+def test_the_pool_returns_the_best_candidate_and_survives_a_file(tmp_path):
     pool = build_pool(
         [
             Candidate(PLAN, "p", "bad plan", 0.2),
@@ -277,6 +277,9 @@ def test_the_pool_returns_the_best_candidate():
     assert pool(effect(PLAN, "p"), "q") == "good idea"
     assert pool(effect(PLAN, "r"), "q") == "another prompt"
     assert pool(effect(PLAN, "x"), "q") is None and pool(effect(REWRITE, "p"), "q") is None
+    rows = [Candidate(PLAN, "p", "a b c d", 0.5), Candidate(PLAN, "p", "a\nb", 1.0)]
+    build_pool(rows).save(tmp_path / "new" / "pool.jsonl")
+    assert load_pool(tmp_path / "new" / "pool.jsonl") == build_pool(rows)
 
 
 def prompt_of(style: str, role: str, goal: str, *texts: str) -> Generate:
@@ -372,12 +375,6 @@ def test_the_summary_of_a_pool():
             "low": 0.25,
         }
     )
-
-
-def test_a_pool_survives_a_file_round_trip(tmp_path):
-    rows = [Candidate(PLAN, "p", "a b c d", 0.5), Candidate(PLAN, "p", "a\nb", 1.0)]
-    build_pool(rows).save(tmp_path / "new" / "pool.jsonl")
-    assert load_pool(tmp_path / "new" / "pool.jsonl") == build_pool(rows)
 
 
 @pytest.mark.parametrize("text", [None, "no json", '{"role": "plan"}', "[1]"])
