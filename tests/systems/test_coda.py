@@ -16,7 +16,7 @@ from jax_ragrl.systems.coda import (
     format_reward,
     refine_reward,
 )
-from jax_ragrl.systems.tags import render_turn, tags_match
+from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
 from jax_ragrl.text.prompts import user_turn
 from tests.rollout.tape import ANN, BOB, FULL, leaves_of, passage, talk
 from tests.systems.test_presets import code
@@ -69,6 +69,10 @@ def test_a_turn_parses_as_its_first_action(parse, text, action):
 )
 def test_tags_match_with_equal_counts(text, right):
     assert tags_match(text, ("think",)) is right
+
+
+def test_all_contents_of_a_tag_are_joined():
+    assert tag_contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
 
 
 def test_a_task_has_its_own_context():
