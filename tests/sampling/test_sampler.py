@@ -16,6 +16,7 @@ from jax_ragrl.sampling.decode import (
     Samples,
     _likeliest,
     gumbel_sample,
+    mask_logits,
     rows_minor,
     sample_token,
     scaled,
@@ -141,6 +142,13 @@ def test_a_token_mask_allows_nothing_else():
     allowed = tokenizer().allowed_tokens(DIGITS)
     assert allowed is not None and allowed[list(tokenizer().stop_ids)].all()
     assert tokenizer().allowed_tokens("") is None
+
+
+def test_probabilities_under_a_mask_sum_to_one():
+    logits_BV = jax.device_put(np.log(np.array([[0.1, 0.2, 0.3, 0.4]], np.float32)))
+    allowed_BV = jax.device_put(np.array([[True, False, True]]))  # shorter than V
+    probs = jax.device_get(jax.nn.softmax(mask_logits(logits_BV, allowed_BV), axis=-1))
+    np.testing.assert_allclose(probs, [[0.25, 0.0, 0.75, 0.0]], rtol=1e-6)
 
 
 def test_a_row_ends_at_its_limit_or_with_a_stop_id():

@@ -111,6 +111,10 @@ def test_invalid_combinations_are_rejected(system, changes, message):
         job(system, changes)
 
 
+def test_preferences_are_a_choice():
+    assert job("c3po", {"preference.beta": 0.1}).preference is not None
+
+
 def test_c3po_strategies_are_compared_as_siblings():
     """One of three forced routes answers right: the advantages of the group sum to 0."""
     with_credit = job("c3po", GRPO | {"credit": "siblings", "objective.advantage": "group_centred"})
