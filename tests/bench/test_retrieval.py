@@ -79,9 +79,7 @@ def test_the_table_has_the_measures_of_each_retriever(folder, tmp_path, fake, ca
     assert str(folder.parent) not in table["rows"][0]["command"]
 
 
-def test_finished_cells_are_not_measured_again_unless_the_questions_change(
-    folder, tmp_path, fake, capsys
-):
+def test_finished_cells_are_measured_again_if_the_questions_change(folder, tmp_path, fake, capsys):
     options = ["--retrievers", "fake"]
     assert bench(folder, tmp_path, *options) == 0
     first, calls = capsys.readouterr().out, Reversed.calls
@@ -147,9 +145,7 @@ def test_wrong_names_no_corpus_and_unnamed_rerankers_are_refused(folder, tmp_pat
     assert section["rerank"] == "some/folder" and section["kind"] == "pipeline"
 
 
-def test_a_language_model_orders_the_candidates_of_the_hybrid(
-    folder, tmp_path, monkeypatch, capsys
-):
+def test_a_language_model_orders_the_candidates_of_a_hybrid(folder, tmp_path, monkeypatch, capsys):
     """The fused hits in reverse, of two candidates per retriever and no others."""
 
     class LastFirst:

@@ -37,9 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, policy: pathlib.Path) -> pat
     return folder
 
 
-def test_a_run_that_is_killed_at_a_random_moment_ends_as_an_undisturbed_one(
-    whole, policy, tmp_path
-):
+def test_a_run_killed_at_a_random_moment_ends_as_an_undisturbed_one(whole, policy, tmp_path):
     command = train_command(tmp_path / "run", policy)
     program = [sys.executable, "-m", "jax_ragrl.cli.main", *command]
     process = subprocess.Popen(program, cwd=REPO)
@@ -88,9 +86,7 @@ def test_a_damaged_run_is_mended_or_its_damage_is_named(whole, policy, tmp_path)
         assert is_mended or outcome.messages(), name
 
 
-def test_a_full_disk_is_named_and_the_run_continues_as_if_there_had_been_space(
-    whole, policy, tmp_path
-):
+def test_a_full_disk_is_named_and_the_run_continues_when_there_is_space(whole, policy, tmp_path):
     """No file may have more than 64 KiB, so that a checkpoint cannot be written."""
     shutil.copytree(whole / "index", tmp_path / "index")
     command = train_command(tmp_path, policy)

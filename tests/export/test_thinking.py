@@ -15,7 +15,7 @@ from tests.thinking import ALWAYS, SWITCHED
 @pytest.mark.parametrize("place", ["file", "config", "list"])
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("template", [SWITCHED, ALWAYS, ALWAYS + "\n", None])
-def test_a_server_that_passes_no_variable_renders_the_prompts_of_training(
+def test_a_server_without_variables_renders_the_prompts_of_training(
     template, thinking, place, tmp_path
 ):
     folder = model_folder(

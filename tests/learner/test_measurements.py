@@ -68,9 +68,7 @@ def test_the_move_is_the_divergence_between_both_policies(objective, optimizer):
 
 
 @pytest.mark.parametrize(("objective", "optimizer"), [(PPO, PPO_ADAM), (GRPO, GRPO_ADAM)])
-def test_measurements_have_no_part_in_the_update_and_no_programs_of_their_own(
-    objective, optimizer, caplog
-):
+def test_measurements_have_no_part_in_the_update_and_no_own_programs(objective, optimizer, caplog):
     """The program that scores the reference scores the policy, and that of the update each role."""
     # No other test's program.
     objective, results = dataclasses.replace(objective, entropy_coefficient=0.07), []

@@ -273,9 +273,7 @@ def test_an_update_without_any_step_warns(recwarn):
 
 
 @pytest.mark.parametrize("shares_devices", [False, True])
-def test_programs_of_an_update_give_way_to_rollouts_on_the_same_devices(
-    shares_devices, monkeypatch
-):
+def test_programs_of_an_update_give_way_to_rollouts_on_its_devices(shares_devices, monkeypatch):
     """A rollout that starts a program waits for one program of the update, not for all of them."""
     events = []
 

@@ -50,7 +50,7 @@ def test_bfloat16_products_and_gradients_are_exact_up_to_one_rounding(inputs):
     [(128, True, False), (128, False, True), (127, False, False)],
 )
 @pytest.mark.parametrize("inputs", [1, 2])
-def test_a_cpu_widens_the_operands_of_large_products_alone(
+def test_a_cpu_widens_operands_of_large_products(
     inputs, tokens, is_native, is_widened, monkeypatch
 ):
     """The traced products return float32: XLA for CPUs widens the operands of any others."""

@@ -96,9 +96,7 @@ def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path):
     assert weights(parse_run(f"{tmp_path}@best"), job, parts) == {7}
 
 
-def test_a_run_without_a_checkpoint_forgets_the_best_policies_of_an_earlier_config(
-    tmp_path, monkeypatch
-):
+def test_a_run_without_a_checkpoint_forgets_the_best_of_an_earlier_config(tmp_path, monkeypatch):
     """Until the first checkpoint the config of a folder may change."""
     changes = {"dev_questions": 2, "eval_every": 1, "save_every": 20}
     job, parts = small_run(tmp_path, steps=9, **changes)
@@ -179,9 +177,7 @@ def test_a_folder_with_an_at_sign_is_a_folder(tmp_path):
     assert parse_run(tmp_path / "run@best") == RunCheckpoint(tmp_path / "run@best")
 
 
-def test_the_best_policies_are_those_before_training_if_no_later_score_is_higher(
-    tmp_path, monkeypatch
-):
+def test_the_best_are_those_before_training_if_no_later_score_is_higher(tmp_path, monkeypatch):
     """Training ruins the policies from the first update on."""
     job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1)
     job = dataclasses.replace(job, run=dataclasses.replace(job.run, eval_before_training=True))

@@ -123,9 +123,7 @@ def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial):
     assert trial.rows("guard/rate_factor")[2:] == [0.25] * 3
 
 
-def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_saved(
-    trial, monkeypatch
-):
+def test_rollouts_that_a_resumed_run_could_not_read_are_not_saved(trial, monkeypatch):
     trial.train(steps=1)
     forest = play(Tape(improvise), ANN, expander=PAPER, seed=3)
     rollouts = rollouts_of(trial)

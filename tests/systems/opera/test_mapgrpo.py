@@ -172,9 +172,7 @@ SILENT, WORST = Injection(gradient=False), Injection(replaces="worst")
         ((YES, NO), WORST, None, (RIGHT + REFUSAL) / 2, (1, 1)),
     ],
 )
-def test_the_advantage_is_relative_to_the_mean_of_the_group(
-    samples, injection, best, mean, factors
-):
+def test_the_advantage_is_relative_to_the_mean_of_a_group(samples, injection, best, mean, factors):
     """A factor counts the copies of a node that are compared and trained."""
     rewards = {YES: RIGHT, ROM: WRONG, NO: REFUSAL}
     texts = [*dict.fromkeys((*([best] if best else []), *samples))]
