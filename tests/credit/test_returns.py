@@ -179,3 +179,13 @@ def test_padding_never_reaches_the_gradient_of_gae():
     grads = jax.grad(lambda r, v: gae(r, v, mask_T, lam=0.5)[0], (0, 1))(reward_T, value_T)
     # A_0 = r_0 + V_2 - V_0 + (r_2 - V_2) / 2
     np.testing.assert_array_equal(grads, [[1.0, 0.0, 0.5, 0.0], [-1.0, 0.0, 0.5, 0.0]])
+
+
+def test_padding_of_conversations_changes_nothing():
+    """Conversations of two turns and of one, two tokens per turn: rewards to go minus values."""
+    reward_AT = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
+    value_AT, mask_AT = np.full((3, 2), 0.5, np.float32), np.ones((3, 2), bool)
+    path_CS = np.array([[0, 1, -1], [2, -1, -1]], np.int32)
+    values = jax.device_put((reward_AT, value_AT, mask_AT, path_CS))
+    actual = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*values))
+    np.testing.assert_allclose(actual, [[2.5, 2.5], [1.5, 1.5], [3.5, 3.5]])
