@@ -1,4 +1,4 @@
-"""Fused and reranked hits follow their formulas, and their order does not depend on the depth."""
+"""Fused and reranked hits follow their formulas; neither depth nor pages change their order."""
 
 from __future__ import annotations
 
@@ -157,3 +157,36 @@ def test_a_model_of_pairs_reads_all_queries_in_one_batch(monkeypatch):
     parts = reranker.scores_of([("ab", PASSAGES[1:3]), ("c", ()), ("d", PASSAGES[5:6])])
     assert [part.tolist() for part in parts] == [[2, 4], [], [5]] and model.batches == [3]
     assert reranker.scores_of([("c", ())])[0].shape == (0,) and model.batches == [3]
+
+
+class Counting:
+    """Finds `query-0`, `query-1`, ... up to ten; remembers what it was asked."""
+
+    fingerprint = "0"
+
+    def __init__(self):
+        self.calls = []
+
+    def search(self, queries, k):
+        self.calls.append((tuple(queries), k))
+        ranks = range(min(k, 10))
+        return [
+            Hits(tuple(Passage(f"{q}-{r}", "", "") for r in ranks), tuple(-float(r) for r in ranks))
+            for q in queries
+        ]
+
+
+def test_all_requests_are_one_search_of_distinct_queries():
+    retriever = Counting()
+    requests = [("b", 2, 0), ("a", 3, 1), ("b", 1, 2), ("b", 2, 0)]
+    found = search_pages(retriever, requests)
+    assert retriever.calls == [(("b", "a"), 6)]
+    alone = [search_pages(Counting(), [request])[0] for request in requests]
+    assert found == alone
+    assert search_pages(retriever, []) == [] and len(retriever.calls) == 1
+
+
+@pytest.mark.parametrize("request_", [("q", 0, 0), ("q", 1, -1)])
+def test_impossible_pages_are_refused(request_):
+    with pytest.raises(UserError, match="is not a page"):
+        search_pages(Counting(), [request_])

@@ -27,18 +27,13 @@ from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.run.index_folder import build_folder
 from jax_ragrl.types import Hits, Passage, Question
 
-PASSAGES = tuple(
-    Passage(f"p{n}", title, text)
-    for n, (title, text) in enumerate(
-        [
-            ("Silent Harbor", "Silent Harbor was directed by Adela Brandt in 1971."),
-            ("Adela Brandt", "Adela Brandt was born in Thornby."),
-            ("Thornby", "Thornby is a city in Estoria run by mayor Otto Novak."),
-            ("Golden River", "Golden River starred Bruno Castell."),
-            ("Bruno Castell", "Bruno Castell works for Harbor Motors."),
-            ("Untitled", "Nothing much."),
-        ]
-    )
+PASSAGES = (
+    Passage("p0", "Silent Harbor", "Silent Harbor was directed by Adela Brandt in 1971."),
+    Passage("p1", "Adela Brandt", "Adela Brandt was born in Thornby."),
+    Passage("p2", "Thornby", "Thornby is a city in Estoria run by mayor Otto Novak."),
+    Passage("p3", "Golden River", "Golden River starred Bruno Castell."),
+    Passage("p4", "Bruno Castell", "Bruno Castell works for Harbor Motors."),
+    Passage("p5", "Untitled", "Nothing much."),
 )
 QUESTIONS = [
     Question("1", "Who directed Silent Harbor?", ("Adela Brandt",), gold=("Silent Harbor",)),
@@ -103,13 +98,6 @@ def test_an_index_keeps_its_passages_whatever_corpus_is_tried(corpus, tmp_path):
     cached = load_indexed(path, folder)
     assert cached.stored_fingerprint and tuple(cached.passages) == PASSAGES
     assert open_index(folder, cached).search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
-
-
-def test_another_encoder_is_refused(corpus, tmp_path):
-    built = build(corpus, "exact", tmp_path)
-    open_index(tmp_path, corpus, built.encoder)
-    with pytest.raises(UserError, match="with the encoder"):
-        open_index(tmp_path, corpus, HashedEncoder.fit(corpus.passages, 64))
 
 
 def test_an_encoder_may_have_moved(corpus, tmp_path):

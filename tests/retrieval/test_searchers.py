@@ -120,13 +120,6 @@ def test_permuting_the_queries_permutes_the_results(make):
     np.testing.assert_array_equal(permuted_scores, scores[order])
 
 
-@pytest.mark.parametrize("make", SEARCHERS)
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_corpora_smaller_than_a_bucket_are_searched_whole(make, count):
-    _, index = make(VECTORS[:count]).search(QUERIES[:3], count)
-    assert (np.sort(index, axis=1) == np.arange(count)).all()
-
-
 @pytest.mark.parametrize(
     ("room", "part", "rows"),
     [(3, 500, 2), (1, 500, 1), (0.5, 500, 1), (1000, 500, 256), (4, 250, 8)],
@@ -215,11 +208,6 @@ def test_eight_bits_alone_find_nearly_all():
     _, expected = ExactSearcher(VECTORS).search(QUERIES, 10)
     shares = [len(set(a) & set(b)) / 10 for a, b in zip(index, expected, strict=True)]
     assert 0.95 < np.mean(shares) < 1
-
-
-def test_a_vector_of_zeros_has_eight_bits_too():
-    codes, scales = int8.quantize(np.zeros((1, 4), np.float32))
-    assert not codes.any() and scales.tolist() == [[1.0]]
 
 
 def test_exact_search_copies_nothing_silently(no_transfers):

@@ -68,14 +68,6 @@ def test_an_index_is_opened_with_the_chunks_it_was_built_with(tmp_path, capsys):
     assert "is read as for the index" in (line := capsys.readouterr().err) and '"size": 2' in line
 
 
-def test_an_index_that_is_named_refuses_another_corpus(tmp_path):
-    folder = tmp_path / "index"
-    opened(written(tmp_path / "one", "one"), folder)
-    with pytest.raises(UserError, match="was built for corpus .* rerun 'ragrl data index'"):
-        load_indexed(written(tmp_path / "two", "two"), folder)
-    assert [p.name for p in tmp_path.glob("index*")] == ["index"]
-
-
 def searcher(*passages):
     corpus = Corpus(tuple(passages))
     return types.SimpleNamespace(corpus=corpus, fingerprint=corpus.fingerprint)

@@ -87,17 +87,6 @@ def test_a_killed_build_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, call
     assert len(resumed.texts) == 11 - 3 * (calls // 2)
 
 
-def test_shards_of_two_processes_are_those_of_one(tmp_path):
-    for folder, processes in (("one", 1), ("two", 2)):
-        writer = opened(tmp_path / folder)
-        for number in reversed(range(processes)):
-            embed.embed_share(PASSAGES, Numbered(), writer, (number, processes))
-        writer.finish()
-        assert writer.missing() == []
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
-    np.testing.assert_array_equal(shards.read_array(tmp_path / "two"), ROWS)
-
-
 def test_passages_of_a_call_are_of_similar_length_and_vectors_in_order(tmp_path):
     writer, encoder = opened(tmp_path), Numbered()
     embed.embed_share(PASSAGES, encoder, writer, (0, 1))

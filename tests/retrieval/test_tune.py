@@ -148,14 +148,7 @@ def test_an_index_opens_with_the_setting_that_it_was_tuned_for(corpus, tmp_path)
 
 def test_the_command_prints_the_recall_that_it_reached(corpus, tmp_path, capsys):
     save_corpus(corpus, tmp_path / "corpus.jsonl")
-    args = [
-        "data",
-        "index",
-        "--corpus",
-        str(tmp_path / "corpus.jsonl"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    args = ["data", "index", f"--corpus={tmp_path}/corpus.jsonl", f"--out={tmp_path}/out"]
     assert main([*args, "--encoder", "hashed", "--recall", "0.9"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["search"] == read_description(tmp_path / "out")["search"]
