@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
-from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
+from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate, ModelOutput, Observation, Search
 from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
@@ -240,13 +240,6 @@ def test_a_context_only_grows_and_an_observation_cannot_close_a_turn(tokenizer, 
     assert turn[len(start) :].count(stop) == (2 if chat else 1)
 
 
-def test_an_unsampled_chat_turn_ends_with_the_stop_token(tokenizer):
-    """In plain text the assistant's turn continues after the observation."""
-    ids = tuple(tokenizer.encode("go"))
-    assert action_ids(tokenizer, "go", True) == (*ids, tokenizer.stop_ids[0])
-    assert action_ids(tokenizer, "go", False) == ids
-
-
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_forced_chat_turn_ends_with_the_stop_token(tokenizer, chat):
     role, forced = (
@@ -254,11 +247,8 @@ def test_a_forced_chat_turn_ends_with_the_stop_token(tokenizer, chat):
         Branching(0, (ForcedAction("go"),)),
     )
     ((made,),) = PolicySampler({}, tokenizer).sample([ActionRequest(role, PROMPT, forced, 0)])
-    assert made.ids == action_ids(tokenizer, "go", chat) and made.logps is None
-
-
-def test_model_outputs_are_never_encoded_again():
-    assert context_texts(PROMPT, (ModelOutput((1, 2)), Observation("text"))) == ["go", "text"]
+    # In plain text the assistant's turn continues after the observation.
+    assert made.ids == (*tokenizer.encode("go"), *tokenizer.stop_ids[:chat]) and made.logps is None
 
 
 def test_a_conversation_equals_the_chat_template(tokenizer):

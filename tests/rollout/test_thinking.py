@@ -41,11 +41,8 @@ def test_the_grammar_reads_what_follows_the_block():
     assert parsed.args == ("[LLM]",) and parsed.text == "[LLM]"
     # C-3PO and OPERA show thoughts in later prompts; a block must not enter them.
     assert parsed.thought == "own"
-
-
-def test_a_block_that_never_ends_is_an_invalid_action():
-    parsed = parse_action(THINKS, "<think>One hop. [LLM]")
-    assert not parsed.valid and parsed.error == UNCLOSED_THOUGHT and parsed.thought == ""
+    unclosed = parse_action(THINKS, "<think>One hop. [LLM]")
+    assert (unclosed.valid, unclosed.error, unclosed.thought) == (False, UNCLOSED_THOUGHT, "")
 
 
 @pytest.mark.parametrize("changes", [{"thinking": False}, {"reads_thoughts": True}])

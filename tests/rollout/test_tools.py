@@ -1,14 +1,11 @@
 """Tools of a system: functions, HTTP services and MCP servers, and what their failures mean."""
 
-import contextlib
-import http.server
-import json
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
+from starlette.responses import JSONResponse
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.collect import collect
@@ -20,6 +17,7 @@ from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.tools import Tool, ToolResult, Tools
 from jax_ragrl.runtime import records
 from jax_ragrl.types import Message, Question, Sampling
+from tests.retrieval.engine import engine
 from tests.rollout.tape import Tape
 
 HERE = "tests.rollout.test_tools"
@@ -145,45 +143,22 @@ def test_mistakes_are_named(call, message):
         call()
 
 
-class Service(http.server.BaseHTTPRequestHandler):
-    """Replies with 503 once, then with the table's result, 422 for an unknown city."""
-
-    asked = 0
-
-    def do_POST(self):
-        Service.asked += 1
-        city = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["city"]
-        status = 503 if Service.asked == 1 else 422 if city == "?" else 200
-        body = json.dumps({"population": 100 * len(city)}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
-@contextlib.contextmanager
-def served():
-    Service.asked = 0
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/population"
-        finally:
-            server.shutdown()
+def census(asked: dict) -> JSONResponse:
+    """The population of a city after one outage, and status 422 for an unknown city."""
+    CALLS.append(asked["city"])
+    status = 503 if len(CALLS) == 1 else 422 if asked["city"] == "?" else 200
+    return JSONResponse({"population": 100 * len(asked["city"])}, status)
 
 
 def test_a_service_gets_json_and_is_tried_again():
-    with served() as url:
+    with engine(census, "/population") as (address, _):
+        url = f"{address}/population"
         table = tools(kind="http", target=url)
         assert table.call("population", {"city": "Ulm"}) == ToolResult('{"population": 300}')
         refused = table.call("population", {"city": "?"})
-        assert refused.is_error and "status 422" in refused.value and Service.asked == 3
-    assert isinstance(
-        tools(kind="http", target=url).call("population", {"city": "Rom"}), EffectError
-    )
+        assert refused.is_error and "status 422" in refused.value and len(CALLS) == 3
+    away = tools(kind="http", target=url).call("population", {"city": "Rom"})
+    assert isinstance(away, EffectError)
 
 
 SERVER = '''

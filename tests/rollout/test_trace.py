@@ -81,12 +81,6 @@ def test_tokens_have_their_sampling_log_probabilities():
     assert {logp for _, logp in forced["tokens"]} == {None} and forced["prompt"] == "route"
 
 
-def test_credit_of_another_forest_is_refused():
-    forest = play(Tape({"router": ["[No Retrieval]"]}))
-    with pytest.raises(ValueError, match="one number per node"):
-        trees(forest, np.zeros(3), 1)
-
-
 def test_a_transcript_holds_every_step_in_order():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
     head, *steps = transcript(forest, 0).split("\n")
