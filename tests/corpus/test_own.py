@@ -118,45 +118,33 @@ def test_gold_passages_need_no_answer(tmp_path):
     assert question.gold == ("p1", "p2") and question.answers == ()
 
 
+Q, P, ROW = "questions", "passages", {"question": "q?", "answer": "a"}
+
+
 @pytest.mark.parametrize(
     ("rows", "content", "fields", "why"),
     [
-        ([{"question": "q?", "reply": "a"}], "questions", {}, "--fields answer=NAME"),
+        ([{"question": "q?", "reply": "a"}], Q, {}, "--fields answer=NAME"),
+        ([{"ask": "q?", "reply": "a"}], Q, {}, "fields ask, reply: .*question=NAME,answer=NAME"),
+        ([{"words": "w", "head": "h"}], P, {}, "--fields text=NAME"),
         (
-            [{"ask": "q?", "reply": "a"}],
-            "questions",
-            {},
-            "is records with the fields ask, reply: convert .*--fields question=NAME,answer=NAME",
-        ),
-        ([{"words": "w", "head": "h"}], "passages", {}, "--fields text=NAME"),
-        (
-            [{"question": "q?", "answer": "a"}],
-            "questions",
+            [ROW],
+            Q,
             {"question": "qestion"},
-            r"line 1: field 'qestion' is missing \(fields: question, answer\)",
+            r"line 1: .*'qestion' .*\(fields: question, answer\)",
         ),
-        (
-            [{"query": "q?", "answer": "a"}, {"query": "r?"}],
-            "questions",
-            {},
-            r"x, line 2: field 'answer' is missing \(fields: query\).*--fields answer=NAME",
-        ),
-        ([{"text": "a"}, {"title": "b"}], "passages", {}, "line 2: field 'text' is missing"),
-        (
-            [{"text": "a"}],
-            "questions",
-            {},
-            r"holds passages \(own_passages\), not questions.*--fields question=NAME",
-        ),
-        ([{"turn": "q?"}], "questions", {"text": "body"}, "no known format of questions"),
-        ([{"text": "a"}], "passages", {"txt": "a"}, "fields has txt=a"),
+        ([ROW, {"question": "r?"}], Q, {}, r"x, line 2: field 'answer' .*--fields answer=NAME"),
+        ([{"text": "a"}, {"title": "b"}], P, {}, "line 2: field 'text' is missing"),
+        ([{"text": "a"}], Q, {}, r"holds passages \(own_passages\), not .*--fields question=NAME"),
+        ([{"turn": "q?"}], Q, {"text": "body"}, "no known format of questions"),
+        ([{"text": "a"}], P, {"txt": "a"}, "fields has txt=a"),
     ],
 )
 def test_an_error_names_the_file_the_record_its_fields_and_the_remedy(
     tmp_path, rows, content, fields, why
 ):
     path = write(tmp_path / "x", rows, "jsonl")
-    load = formats.load_questions if content == "questions" else formats.iter_passages
+    load = formats.load_questions if content == Q else formats.iter_passages
     with pytest.raises(UserError, match=why) as error:
         list(load(path, fields=fields))
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Laws of a corpus and its fingerprint."""
+"""Laws of a corpus, its fingerprint and its copies of passages."""
 
 import errno
 import gzip
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.corpus import reading, store
+from jax_ragrl.corpus.duplicates import duplicates, report_duplicates
 from jax_ragrl.corpus.formats import iter_passages
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.corpus.reading import load_corpus
@@ -79,14 +80,6 @@ def test_stored_passages_equal_the_file(tmp_path):
         stored.passages[3]
 
 
-def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch, capsys):
-    path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
-    load_corpus(path, folder=folder)
-    monkeypatch.setattr(reading, "iter_passages", None)
-    assert tuple(load_corpus(path, folder=folder).passages) == PASSAGES
-    assert capsys.readouterr().err == ""
-
-
 def test_a_changed_file_is_read_again(tmp_path, capsys):
     path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
     first = load_corpus(path, folder=folder)
@@ -98,13 +91,15 @@ def test_a_changed_file_is_read_again(tmp_path, capsys):
     assert sorted(p.name for p in folder.iterdir()) == ["corpus.json", "offsets.npy", "rows.jsonl"]
 
 
-def test_copies_on_two_hosts_are_each_read_once(tmp_path, monkeypatch):
+def test_copies_on_two_hosts_are_each_read_once(tmp_path, monkeypatch, capsys):
     paths = [written(tmp_path / name, *PASSAGES) for name in ("one.jsonl", "two.jsonl")]
     for path in paths:
         load_corpus(path, folder=tmp_path / "kept")
+    capsys.readouterr()
     monkeypatch.setattr(reading, "iter_passages", None)
     for path in paths:
-        assert len(load_corpus(path, folder=tmp_path / "kept")) == 3
+        assert tuple(load_corpus(path, folder=tmp_path / "kept").passages) == PASSAGES
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "offsets.npy", "corpus.json"])
@@ -192,3 +187,24 @@ def test_an_unreadable_corpus_leaves_the_work_folder_free(tmp_path):
     assert not has_results(tmp_path)
     (tmp_path / "baselines.json").write_text("{}")
     assert has_results(tmp_path)
+
+
+def passage(n: int, text: str) -> Passage:
+    return Passage(f"p{n}", "", text)
+
+
+def test_copies_ignore_white_space_and_name_the_first():
+    passages = [passage(0, "a b"), passage(1, "a c"), passage(2, "a  b\n"), passage(3, "a b")]
+    assert duplicates(passages) == [(2, 0), (3, 0)]
+    other_title = [passage(0, "a b"), Passage("p1", "a", "b")]
+    assert duplicates([*other_title, Passage("p2", "b", "a")]) == [(1, 0)]
+
+
+def test_a_report_warns_of_copies(capsys):
+    passages = [passage(n, "a b" if n else "x") for n in range(6)]
+    examples = [["p2", "p1"], ["p3", "p1"], ["p4", "p1"]]
+    assert report_duplicates(Corpus(passages)) == {"exact": 4, "examples": examples}
+    line = "warning: of 6 passages, 4 are exact copies of earlier ones, such as 'p2' of 'p1': they"
+    assert line in capsys.readouterr().err
+    assert report_duplicates(Corpus(passages[:2])) == {"exact": 0, "examples": []}
+    assert capsys.readouterr().err == ""

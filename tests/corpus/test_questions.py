@@ -146,12 +146,6 @@ def test_a_limit_draws_a_seeded_sample_in_order():
         assert sample_in_order(QUESTIONS, count, 0) == QUESTIONS
 
 
-def test_two_sets_of_one_name_are_refused(tmp_path):
-    paths = sets_of(tmp_path, nq=1)
-    with pytest.raises(UserError, match="named 'nq'"):
-        load_mixture(f"{paths},{paths}")
-
-
 def test_a_split_depends_on_ids_alone_and_divides_all_questions():
     questions = [Question(f"id{n}", f"{n}?", ("a",)) for n in range(50)]
     parts = split_questions(questions, (0.7, 0.1, 0.2))

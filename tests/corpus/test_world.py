@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jax_ragrl.corpus.world import CLUSTERS, COMPARISONS, RELATIONS, SPLITS, World, generate
+from jax_ragrl.corpus.world import COMPARISONS, SPLITS, World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.reader import WorldReader, facts_of
 from jax_ragrl.text.prompts import format_passages, user_turn
@@ -52,10 +52,6 @@ def test_chains_have_the_requested_lengths():
 
 def test_a_seed_gives_the_committed_world():
     assert digest(world()) == WORLD_0_120
-
-
-def test_worlds_of_other_seeds_and_sizes_differ():
-    assert len({digest(world(*which)) for which in ((0, 120), (1, 120), (0, 121))}) == 3
 
 
 def entities(world: World, split: str) -> set[str]:
@@ -114,26 +110,6 @@ def test_every_fact_is_in_exactly_its_source_passage():
     assert set(told) == {(name, r) for name, relations in world().facts.items() for r in relations}
 
 
-def test_facts_join_the_kinds_that_their_relations_declare():
-    kinds = {name: next(iter(relations)) for name, relations in world().facts.items()}
-    subjects = {name: RELATIONS[relation].subject for name, relation in kinds.items()}
-    for name, relations in world().facts.items():
-        for relation, value in relations.items():
-            assert RELATIONS[relation].subject == subjects[name]
-            if RELATIONS[relation].object in CLUSTERS:
-                assert subjects[value] == RELATIONS[relation].object
-            assert value != name
-        if "spouse" in relations and len(relations["spouse"]) == 1:
-            assert world().facts[relations["spouse"]]["spouse"] == name
-
-
-def test_passages_have_unique_ids_and_titles_name_their_subject():
-    passages = world().passages
-    assert len({p.id for p in passages}) == len(passages)
-    for passage in passages:
-        assert {subject for subject, _ in facts_of(passage.text)} == {passage.title}
-
-
 def test_questions_mix_hops_and_kinds_and_yes_with_no():
     asked = everything(world())
     hops = [sum(q.kind == "chain" and q.hops == n for q in asked) for n in (1, 2, 3, 4)]
@@ -161,17 +137,6 @@ def test_the_famous_share_changes_neither_facts_nor_questions():
         all_.questions,
         all_.facts,
     )
-
-
-def test_most_facts_have_a_distractor_that_shares_a_name():
-    def alike(name: str, relation: str) -> bool:
-        others = (
-            n for n, relations in world().facts.items() if relation in relations and n != name
-        )
-        return any(set(name.split()) & set(other.split()) for other in others)
-
-    pairs = list(world().source)
-    assert sum(alike(*pair) for pair in pairs) > 0.9 * len(pairs)
 
 
 @pytest.mark.parametrize("size", [39, 1, 0, -5])
