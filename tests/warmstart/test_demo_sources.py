@@ -23,6 +23,9 @@ from tests.rollout.tape import ANN, BOB, Tape
 TINY = recipe(Settings(C3PO("c3po_tiny", 2), TreeShape(1, router_forcing="text")))
 
 
+SMALL = "--config.data.world.size=40"
+
+
 class Breaking(Tape):
     """A writer that fails on one role of the question about Bob."""
 
@@ -58,12 +61,8 @@ def test_demonstrations_have_the_prompts_of_evaluation(of, style):
     rows = demos_for(of, system_recipe=recipe(Settings(c3po)))
     tape = Tape(lambda role, prompt, rng: "A" if role == "gate" else write(role, prompt, rng))
     environment = tape.environment()
-    collect(
-        SYSTEMS[of](BuildContext(style, 2, environment, tape, ())),
-        single_chain,
-        [ANN, BOB],
-        environment,
-    )
+    system = SYSTEMS[of](BuildContext(style, 2, environment, tape, ()))
+    collect(system, single_chain, [ANN, BOB], environment)
     assert [row.question for row in rows] == ["q-ann", "q-bob"]
     assert {row.prompt[-1].content for row in rows} <= set(tape.prompts)
 
@@ -110,6 +109,7 @@ def test_a_tree_without_all_three_strategies_is_refused():
     [
         ("mmoa_rag", ["--of=adaptive_rag", "--writer=tiny"], "this config has another system"),
         ("mmoa_rag", ["--of=slim_plm", "--writer=labels"], "of a config, not for --of slim_plm"),
+        ("c3po", ["--writer=labels:answer", SMALL], "labels:answer is for system mmoa_rag"),
         ("c3po", ["--of=skr_knn", "--writer=tiny"], "use one of adaptive_rag, slim_plm"),
     ],
 )
@@ -122,12 +122,7 @@ def test_a_wrong_choice_is_refused_before_any_output(config, arguments, message,
 def test_the_command_resumes_and_refuses_other_settings(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jax_ragrl.warmstart.make_demos.load_llm", lambda *_, **__: Tape(write))
     config, out = CONFIGS / "tiny" / "mmoa_rag.py", tmp_path / "d.jsonl"
-    arguments = [
-        f"--config={config}",
-        f"--out={out}",
-        "--config.data.world.size=40",
-        "--writer=tiny",
-    ]
+    arguments = [f"--config={config}", f"--out={out}", SMALL, "--writer=tiny"]
     for limit in (2, 3):
         assert main(["warmup", "demos", *arguments, "--of=slim_plm", f"--limit={limit}"]) == 0
         assert [(d.question, d.role) for d in load_demos(out)] == [

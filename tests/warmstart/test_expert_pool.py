@@ -15,7 +15,6 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.llm_policy import BEGIN, LLMActionSampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
@@ -69,16 +68,6 @@ def test_forced_texts_come_before_the_models_replies():
         assert action.prompt_ids == tuple(tokenizer().chat(QUESTION))
 
 
-def test_the_model_gets_the_whole_conversation():
-    llm = ScriptedLLM(lambda request: "x")
-    history = (ModelOutput(tuple(tokenizer().encode("film"))), Observation("found"))
-    LLMActionSampler(llm, tokenizer()).sample(
-        [ActionRequest(ROLE, QUESTION, Branching(1), 0, history)]
-    )
-    (llm_request,) = llm.requests
-    assert llm_request.messages[1:] == (Message("assistant", "film"), Message("user", "found"))
-
-
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
@@ -108,14 +97,6 @@ def test_stop_strings_and_the_temperature_apply():
     )
     assert action.text == tokenizer().decode(action.ids) == "film</search>"
     assert [r.sampling for r in llm.requests] == [Sampling(0.2, 1.0, 9)]
-
-
-def test_a_failure_is_an_action_with_an_error():
-    llm = ScriptedLLM(lambda request: EffectError("down"))
-    ((action,),) = LLMActionSampler(llm, tokenizer()).sample(
-        [ActionRequest(ROLE, QUESTION, Branching(1), 0)]
-    )
-    assert action.ids == () and action.error == "down"
 
 
 OPERA = Settings(Opera("opera_tiny", top_k=1), gold="world", min_plan_steps=1)
@@ -212,10 +193,3 @@ def test_a_pool_is_for_opera_only(tmp_path, capsys):
     config = CONFIGS / "tiny" / "coda.py"
     assert main(["warmup", "pool", f"--config={config}", f"--out={tmp_path / 'p'}"]) == 2
     assert "a pool is for opera" in capsys.readouterr().err
-
-
-def test_a_foreign_file_is_not_overwritten(tmp_path, capsys):
-    out = tmp_path / "pool.jsonl"
-    out.write_text("mine\n")
-    assert main(["warmup", "pool", f"--out={out}", "--config.data.world.size=60", "--limit=1"]) == 2
-    assert "choose another --out" in capsys.readouterr().err and out.read_text() == "mine\n"

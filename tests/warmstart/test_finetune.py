@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
 import signal
 
 import pytest
 
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.imitation import Example, example, imitate
+from jax_ragrl.learner.imitation import Example, imitate
 from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.run.data import load_data
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.run.index import load_retriever
 from jax_ragrl.run.models import load_policy
-from jax_ragrl.systems.baselines.examples import ChatExample
-from jax_ragrl.types import Message
 from jax_ragrl.warmstart import finetune
-from jax_ragrl.warmstart.finetune import EXAMPLES, batches, build_examples, fine_tune, load_finetune
+from jax_ragrl.warmstart.finetune import EXAMPLES, batches, build_examples, load_finetune
 from tests.rollout.tape import ANN, Tape
 from tests.tiny import saved_policy, tokenizer
 
@@ -40,22 +37,6 @@ def test_every_pass_uses_each_example_once():
 def test_an_empty_list_of_examples_is_refused():
     with pytest.raises(UserError, match="there are no examples"):
         next(batches([], 2, seed=0))
-
-
-def test_a_target_ends_with_the_stop_token():
-    sample = example(tokenizer(), *ChatExample((Message("user", "who"),), "film", "answer"))
-    assert tokenizer().decode(sample.target[:-1]) == "film"
-    assert sample.target[-1] == tokenizer().stop_ids[0]
-    assert sample.prompt == tuple(tokenizer().chat([Message("user", "who")]))
-
-
-def test_an_existing_model_is_not_overwritten(tmp_path):
-    (tmp_path / "checkpoint").mkdir()
-    data = {"world": {"size": 60}}
-    run = load_finetune({"examples": "vanilla", "steps": 1, "optimizer": {"policy_lr": 1.0},
-                         "data": data})  # fmt: skip
-    with pytest.raises(UserError, match="checkpoint exists already.*another --out"):
-        fine_tune(run, tmp_path)
 
 
 CONFIG = """
@@ -79,15 +60,8 @@ def test_unknown_examples_are_refused():
 @pytest.mark.parametrize(("kind", "first"), [("vanilla", "answer"), ("robust", "answer"),
                                              ("explained", "instruct")])  # fmt: skip
 def test_evaluation_uses_the_prompts_of_training(tmp_path, kind, first):
-    data = {"world": {"seed": 0, "size": 60}}
-    values = {
-        "examples": kind,
-        "steps": 1,
-        "optimizer": {"policy_lr": 1.0},
-        "data": data,
-        "top_k": 2,
-    }
-    run = load_finetune(values)
+    values = {"examples": kind, "steps": 1, "optimizer": {"policy_lr": 1.0}, "top_k": 2}
+    run = load_finetune(values | {"data": {"world": {"seed": 0, "size": 60}}})
     corpus, questions, world = load_data(run.data)
     retriever = load_retriever(corpus, VectorIndex(kind="exact"), tmp_path)
     examples = build_examples(run, questions["train"][:40], retriever, corpus.passages, world)
@@ -96,25 +70,6 @@ def test_evaluation_uses_the_prompts_of_training(tmp_path, kind, first):
     prompts = [example.messages[-1].content for example in examples] + tape.prompts
     assert len(examples) > 5 and {prompt.partition("\n")[0] for prompt in prompts} == {first}
     assert all(prompt.count("\n") == 3 for prompt in prompts)  # equal numbers of passages
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vanilla", "robust", "explained"])
-def test_a_run_learns_and_saves_a_model(tmp_path, kind):
-    folder = saved_policy(tmp_path)
-    config = tmp_path / "config.py"
-    config.write_text(CONFIG.replace("FOLDER", str(folder)))
-    out = tmp_path / "out"
-    assert (
-        main(["warmup", "sft", f"--config={config}", f"--config.examples={kind}", f"--out={out}"])
-        == 0
-    )
-    losses = [json.loads(row)["loss"] for row in (out / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 8 and losses[-1] < losses[0] - 0.5
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["examples"] > 16 and set(summary["accuracy"]) == {"before", "after"}
-    assert pathlib.Path(summary["checkpoint"]) == out / "checkpoint"
-    assert load_policy(summary["checkpoint"])[1].vocabulary() == tokenizer().vocabulary()
 
 
 class Interrupted:
@@ -155,6 +110,12 @@ def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypat
     assert sft("cut") == 130  # in the evaluation after the training
     monkeypatch.setattr(finetune, "_accuracy", interrupted.function)
     assert sft("cut") == 0 and len(steps) >= 8
-    summaries = [tmp_path / out / "summary.json" for out in ("whole", "cut")]
-    one, other = (json.loads(x.read_text()) | {"checkpoint": ""} for x in summaries)
-    assert one == other
+    assert sft("cut") == 2 and "exists already: choose another --out" in capsys.readouterr().err
+    one, other = (json.loads((tmp_path / x / "summary.json").read_text()) for x in ("whole", "cut"))
+    assert one | {"checkpoint": ""} == other | {"checkpoint": ""}
+    rows = map(json.loads, (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines())
+    losses = [row["loss"] for row in rows]
+    assert len(losses) == 8 and losses[-1] < losses[0] - 0.5
+    assert one["examples"] > 16 and set(one["accuracy"]) == {"before", "after"}
+    assert other["checkpoint"] == str(tmp_path / "cut" / "checkpoint")
+    assert load_policy(other["checkpoint"])[1].vocabulary() == tokenizer().vocabulary()

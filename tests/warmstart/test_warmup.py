@@ -30,7 +30,7 @@ from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.warmstart import warmup
 from jax_ragrl.warmstart.teacher_examples import action_examples, build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
-from jax_ragrl.warmstart.warmup import LOG, WarmupLog, batches_after, load_warmup, warm_up
+from jax_ragrl.warmstart.warmup import LOG, WarmupLog, load_warmup, warm_up
 from tests.tiny import saved_policy, tokenizer
 
 AUTO_RAG = CONFIGS / "tiny" / "warmup_auto_rag.py"
@@ -191,12 +191,3 @@ def test_a_finished_warm_up_is_not_trained_again(short, whole, tmp_path, monkeyp
     (tmp_path / "config.json").unlink()
     with pytest.raises(UserError, match="checkpoint exists already.*another --out"):
         warm_up(short, tmp_path)
-
-
-def test_an_optimizer_step_of_a_resumed_stage_has_the_batch_of_its_number(short):
-    config, task = load_warmup(short)
-    every, rest = (
-        list(batches_after(step, config, task, tokenizer(), generate(0))) for step in (0, 4)
-    )
-    assert len(every) == 6 and len(rest) == 2
-    jax.tree.map(np.testing.assert_array_equal, every[4:], rest)
