@@ -17,7 +17,6 @@ from jax_ragrl.experiments.experiment import (
     result_row,
     summarize,
 )
-from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
@@ -116,12 +115,8 @@ def test_process_zero_alone_asks_the_judge(monkeypatch):
     grades, judge = np.array([0.0, 1.0]), Yes()
     monkeypatch.setattr(multihost, "is_process_zero", lambda: False)
     monkeypatch.setattr(multihost, "all_gather_object", lambda work: [grades, work()])
-    result = evaluate(
-        direct("c3po_tiny"),
-        [ANN, BOB],
-        Tape({}).environment()._replace(sampler=NoSampler()),
-        judge=judge,
-    )
+    environment = Tape({}).environment()._replace(sampler=NoSampler())
+    result = evaluate(direct("c3po_tiny"), [ANN, BOB], environment, judge=judge)
     assert judge.num_requests == 0
     np.testing.assert_array_equal(result.scores["judge"], grades)
 
@@ -212,12 +207,8 @@ def test_a_gain_leaves_out_questions_that_failed_either_time():
     actual = paired_gain([1.0, 0.0, nan, 0.0], after.scores["em"])
     assert (actual["trained"], actual["mean"], actual["pairs"]) == (100.0, 50.0, 2)
     assert actual["ci95"] == [0.0, 100.0]
-    assert paired_gain([nan] * 4, after.scores["em"]) == {
-        "trained": None,
-        "mean": None,
-        "ci95": [None, None],
-        "pairs": 0,
-    }
+    none = {"trained": None, "mean": None, "ci95": [None, None], "pairs": 0}
+    assert paired_gain([nan] * 4, after.scores["em"]) == none
 
 
 def test_a_result_of_failures_alone_is_refused(tmp_path, monkeypatch):
@@ -269,20 +260,6 @@ def test_invalid_actions_are_counted_by_error():
     assert result.answers == (None,) and result.mean("f1") == 0.0
 
 
-def test_a_judge_grades_answers_only():
-    verdicts = {"Ulm": "TRUE.", "Rom": EffectError("down"), "Wien": "False"}
-
-    class Judge:
-        name = "judge"
-
-        def complete(self, requests):
-            answers = [r.messages[-1].content.split("Answer: ")[1].split("\n")[0] for r in requests]
-            return [verdicts[answer] for answer in answers]
-
-    scores = grade_answers(Judge(), [ANN, ANN, BOB, BOB], ["Ulm", None, "Rom", "Wien"])
-    np.testing.assert_array_equal(scores, [1.0, 0.0, np.nan, 0.0])
-
-
 def test_answers_without_a_verdict_are_counted_and_left_out():
     class Judge(Yes):
         def complete(self, requests):
@@ -294,17 +271,6 @@ def test_answers_without_a_verdict_are_counted_and_left_out():
     failing = Tape({}, replies={"answer_direct": EffectError("down")}).environment()
     failed = evaluate(direct("c3po_tiny"), [ANN, BOB], failing, judge=Judge()).summary()
     assert failed["judge"] is None and "unjudged" not in failed
-
-
-def test_tables_partition_the_questions():
-    tape = Tape({}, replies={"answer_direct": "Ulm"})
-    two = dataclasses.replace(BOB, hops=2)
-    result = evaluate(direct("c3po_tiny"), [ANN, two], tape.environment())
-    rows = table(result, [ANN, two], lambda q: q.hops)
-    assert {k: (r["questions"], r["em"][0]) for k, r in rows.items()} == {
-        "1": (1, 100.0),
-        "2": (1, 0.0),
-    }
 
 
 def test_a_run_that_ended_early_has_the_steps_that_it_took(tmp_path):

@@ -1,9 +1,10 @@
-"""Indicators of a collapse: pure laws of the history of metrics."""
+"""The names of metrics, and indicators of a collapse: laws of their history."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from jax_ragrl.config.schema import build
@@ -11,6 +12,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import INDICATORS, UNDOS, History, Incident, Limit, may_save
 from jax_ragrl.run.metric_names import METRICS, metric_of
+from jax_ragrl.training.rollout_metrics import describe_rollout
+from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
 
 # By indicator: a metric, its values in a healthy run, and those after a collapse.
 COLLAPSES = {
@@ -90,25 +93,10 @@ def test_an_update_is_undone_until_the_rate_is_low_enough_and_not_for_ever():
     assert f"{UNDOS} updates in a row were undone" in incidents[-1].message
 
 
-def test_an_evaluation_undoes_no_update():
-    with pytest.raises(UserError, match=r"guard\.dev_drop\.action is"):
-        Guard(dev_drop=Limit(2.5, "undo"))
-
-
 def test_an_action_alone_keeps_the_threshold_and_a_threshold_alone_the_action():
     guard = build(Guard, {"kl": {"action": "stop"}, "update_kl": {"threshold": 0.1}})
     assert guard.kl == Limit(Guard().kl.threshold, "stop")
     assert guard.update_kl == Limit(0.1, "undo") and Guard(kl=Limit(2.0)).kl == Limit(2.0, "warn")
-
-
-def test_by_default_an_update_that_moves_a_policy_too_far_is_undone_and_nothing_else_acts():
-    actions = {name: limit.action for name, limit in Guard().limits.items()}
-    assert actions == dict.fromkeys(INDICATORS, "warn") | {"update_kl": "undo"}
-
-
-def test_no_update_mends_a_wrong_reward():
-    with pytest.raises(UserError, match=r"guard\.reward_order\.action is"):
-        Guard(reward_order=Limit(0.5, "undo"))
 
 
 @pytest.mark.parametrize("name", PATIENT)
@@ -197,3 +185,36 @@ def test_an_unknown_action_and_a_threshold_without_meaning_are_refused():
         Limit(1.0, "explode")
     with pytest.raises(UserError, match=r"guard\.kl\.threshold is 0"):
         build(Guard, {"kl": {"threshold": 0.0}}, "guard")
+    for name in ("reward_order", "dev_drop"):  # no update mends a reward or an evaluation
+        with pytest.raises(UserError, match=rf"guard\.{name}\.action is"):
+            Guard(**{name: Limit(0.5, "undo")})
+
+
+def test_names_outside_the_table_are_not_metrics():
+    for name in ("", "reward", "reward/", "earned/plan", "valid_frac", "x/reward/mean", "eval/f1"):
+        assert metric_of(name) is None, name
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("kl/mean", "kl/mean"),
+        ("plan/kl/mean", "kl/mean"),
+        ("kl/router", "kl/<role>"),
+        ("kl/loss", "kl/loss"),
+        ("value/grad_norm", "value/grad_norm"),
+        ("plan/advantage/std/plan", "advantage/std/<role>"),
+        ("unanswered/Out of Turns / Rewrites", "unanswered/<reason>"),
+        ("frac_reward_zero_std", "frac_reward_zero_std"),
+    ],
+)
+def test_a_key_belongs_to_the_most_specific_pattern(key, name):
+    metric = metric_of(key)
+    assert metric is not None and metric.name == name
+
+
+def test_all_rollout_metrics_are_listed():
+    forest = play(Tape(improvise), ANN, BOB, expander=PAPER)
+    metrics = describe_rollout(forest, np.ones(len(forest.records)), lambda f: {"x": f.reward_N})
+    assert len(metrics) > 15
+    assert [key for key in metrics if metric_of(key) is None] == []

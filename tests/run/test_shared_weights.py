@@ -1,4 +1,4 @@
-"""One set of weights is in memory once: policy, reference, frozen language model and judge."""
+"""One set of weights is in memory once, on the mesh of the run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gc
 import jax
 import pytest
 
+import jax_ragrl.run.models as models
 from jax_ragrl.cli.main import CONFIGS
 from jax_ragrl.learner.objective import KL
 from jax_ragrl.llm.kinds import LocalLLMConfig
@@ -17,7 +18,7 @@ from jax_ragrl.run.build import build_surroundings
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.data import LoadedData
 from jax_ragrl.run.load import load_job
-from jax_ragrl.run.models import load_policies, shared_loader
+from jax_ragrl.run.models import load_policies, mesh_of_shape, shared_loader
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling.weights import SAMPLING_RULES
@@ -107,3 +108,20 @@ def test_frozen_models_on_a_mesh_share_weights_without_fsdp():
         table = llm.embed[...]
         assert table is judge.embed[...] and table.sharding.is_fully_replicated
         assert (load("tiny", mesh, "float32")[0].embed[...] is table) == is_shared
+
+
+def test_the_narrowest_policy_limits_fsdp(monkeypatch):
+    """The tiny policy has 128 columns, all of which stay on one device."""
+    assert mesh_of_shape((-1, -1, 1), ["tiny", ""]).devices.shape == (8, 1, 1)
+    widths = {"wide": 1024, "narrow": 512}
+    monkeypatch.setattr(models, "policy_folder", lambda name, weights: name)
+    monkeypatch.setattr(models, "model_config", lambda name: name)
+    monkeypatch.setattr(
+        models, "from_hf", lambda name: type("C", (), {"hidden_size": widths[name]})
+    )
+    assert mesh_of_shape((-1, -1, 1), ["wide"]).devices.shape == (1, 8, 1)
+    assert mesh_of_shape((-1, -1, 1), ["wide", "narrow"]).devices.shape == (2, 4, 1)
+
+
+def test_a_run_without_a_mesh_has_none():
+    assert mesh_of_shape((), ["tiny"]) is None
