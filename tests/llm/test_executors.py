@@ -8,7 +8,7 @@ import pytest
 
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.llm.executors import EXECUTORS, WorldExecutors
-from jax_ragrl.llm.reader import UNKNOWN, WorldReader, understand
+from jax_ragrl.llm.reader import UNKNOWN, understand
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage
 
@@ -33,27 +33,53 @@ def ask(style: str, purpose: str, question: str, *shown: tuple[str, str]) -> str
     return WorldExecutors(world(), style=style).complete([LLMRequest(purpose, messages)])[0]
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_serial_steps_of_a_chain_depend_on_each_other(style):
-    assert ask(style, "decompose_serial", CHAIN).split("\n") == [
-        "1. Who is the spouse of Ann Lee?",
-        "2. What is the employer of #1?",
-        "3. Who is the founder of #2?",
-    ]
-    assert ask(style, "decompose_parallel", CHAIN).split("\n") == [
-        "1. Who is the spouse of Ann Lee?",
-        "2. What is the employer of the spouse of Ann Lee?",
-        "3. Who is the founder of the employer of the spouse of Ann Lee?",
-    ]
+SERIAL = """1. Who is the spouse of Ann Lee?
+2. What is the employer of #1?
+3. Who is the founder of #2?"""
+PARALLEL = """1. Who is the spouse of Ann Lee?
+2. What is the employer of the spouse of Ann Lee?
+3. Who is the founder of the employer of the spouse of Ann Lee?"""
+SIDES = "1. What is the country of Old Ulm?\n2. What is the country of New Ulm?"
+STEPS = [("Who is the spouse of Ann Lee?", "Bob"), ("Where does Bob work?", "Acme Inc")]
+ONE = ("What is the country of Old Ulm?", "Norland")
+DOCUMENTS = [
+    ("Ann Lee", "Ann Lee was born in Ulm."),
+    ("Ann Lee", "Ann Lee married Bob and works for Acme Inc."),
+    ("Bob", "Bob married Ann Lee and works for Bolt."),
+    ("Bolt", "Bolt was founded by Zoe and is based in Rom."),
+]
+
+
+def other(answer: str) -> list[tuple[str, str]]:
+    return [ONE, ("In which country is New Ulm?", answer)]
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("purpose", ["decompose_serial", "decompose_parallel"])
-def test_a_comparison_has_the_same_two_parts_either_way(style, purpose):
-    assert ask(style, purpose, SAME).split("\n") == [
-        "1. What is the country of Old Ulm?",
-        "2. What is the country of New Ulm?",
-    ]
+@pytest.mark.parametrize(
+    ("purpose", "question", "shown", "reply"),
+    [
+        # Serial steps of a chain depend on each other; the parts of a comparison never do.
+        ("decompose_serial", CHAIN, [], SERIAL),
+        ("decompose_parallel", CHAIN, [], PARALLEL),
+        ("decompose_serial", SAME, [], SIDES),
+        ("decompose_parallel", SAME, [], SIDES),
+        # Earlier answers stand in for their numbers.
+        ("substitute", "Who is the founder of #2?", STEPS, "Who is the founder of Acme Inc?"),
+        ("substitute", "Who is the founder of #3?", STEPS, "Who is the founder of #3?"),
+        # Selected documents contain needed facts.
+        ("select", CHAIN, DOCUMENTS, "2, 3, 4"),
+        ("select", CHAIN, DOCUMENTS[:1], "none"),
+        ("summarise", CHAIN, STEPS, "Acme Inc"),
+        ("summarise", SAME, other("Norland"), "yes"),
+        ("summarise", SAME, other("Sur"), "no"),
+        ("summarise", SAME, other(UNKNOWN), "no"),
+        # A query is the noun phrase of the question.
+        ("rewrite", CHAIN, [], "founder of employer of spouse of Ann Lee"),
+        ("rewrite", SAME, [], "country of Old Ulm and New Ulm"),
+    ],
+)
+def test_an_executor_replies_in_every_style(style, purpose, question, shown, reply):
+    assert ask(style, purpose, question, *shown) == reply
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -64,42 +90,6 @@ def test_every_part_of_every_question_is_understood(style):
         for line in (*serial, *ask(style, "decompose_parallel", question.text).split("\n")):
             part = understand(line.partition(" ")[2])
             assert part is not None and not part.compare
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_earlier_answers_stand_in_for_their_numbers(style):
-    earlier = [("Who is the spouse of Ann Lee?", "Bob"), ("Where does Bob work?", "Acme Inc")]
-    rewritten = ask(style, "substitute", "Who is the founder of #2?", *earlier)
-    assert rewritten == "Who is the founder of Acme Inc?"
-    assert ask(style, "substitute", "Who is the founder of #3?", *earlier).endswith("#3?")
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_selected_documents_contain_needed_facts(style):
-    documents = [
-        ("Ann Lee", "Ann Lee was born in Ulm."),
-        ("Ann Lee", "Ann Lee married Bob and works for Acme Inc."),
-        ("Bob", "Bob married Ann Lee and works for Bolt."),
-        ("Bolt", "Bolt was founded by Zoe and is based in Rom."),
-    ]
-    assert ask(style, "select", CHAIN, *documents) == "2, 3, 4"
-    assert ask(style, "select", CHAIN, documents[0]) == "none"
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_summaries_answer_chains_and_comparisons(style):
-    steps = [("Who is the spouse of Ann Lee?", "Bob"), ("Where does Bob work?", "Acme Inc")]
-    assert ask(style, "summarise", CHAIN, *steps) == "Acme Inc"
-    one = ("What is the country of Old Ulm?", "Norland")
-    assert ask(style, "summarise", SAME, one, ("In which country is New Ulm?", "Norland")) == "yes"
-    assert ask(style, "summarise", SAME, one, ("In which country is New Ulm?", "Sur")) == "no"
-    assert ask(style, "summarise", SAME, one, ("In which country is New Ulm?", UNKNOWN)) == "no"
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_a_query_is_the_questions_noun_phrase(style):
-    assert ask(style, "rewrite", CHAIN) == "founder of employer of spouse of Ann Lee"
-    assert ask(style, "rewrite", SAME) == "country of Old Ulm and New Ulm"
 
 
 @pytest.mark.parametrize("style", ["baselines_tiny", "baselines"])
@@ -132,15 +122,3 @@ def test_any_prompt_gets_a_reply(prompt):
     assert all(
         isinstance(r, str) for r in WorldExecutors(world(), style=STYLES[0]).complete(requests)
     )
-
-
-def test_other_purposes_are_answered_as_the_reader_does():
-    style = "mao_arag_tiny"
-    questions = [q.text for q in world().questions["train"][:40]]
-    shown = format_passages(style, world().passages[:3])
-    requests = [
-        LLMRequest("answer", user_turn(style, "answer", question=q, documents=shown))
-        for q in questions
-    ]
-    reader, executors = (kind(world(), style=style) for kind in (WorldReader, WorldExecutors))
-    assert executors.complete(requests) == reader.complete(requests)

@@ -82,7 +82,8 @@ def test_a_reply_without_verdict_is_asked_for_again_by_another_request():
 
 def test_an_answer_without_verdict_has_a_reason():
     judge = Judge("<think>True</think>", EffectError("down"), "I cannot judge this.")
-    unread, failed, empty = judge_answers(judge, [ANN, BOB, ANN], ["x", "y", ""])
+    questions, answers = [ANN, BOB, ANN, ANN], ["x", "y", "", None]
+    unread, failed, *none = judge_answers(judge, questions, answers)
     assert isinstance(unread, EffectError) and "'I cannot judge this.'" in str(unread)
-    assert str(failed) == "down" and empty == 0.0
+    assert str(failed) == "down" and none == [0.0, 0.0]
     assert len(judge.requests[1]) == 1  # a request that failed is not sent again

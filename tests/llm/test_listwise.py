@@ -97,10 +97,3 @@ def test_an_order_in_the_reasoning_of_a_model_is_not_its_order():
 
     (scores,) = ListwiseReranker(Thinks()).scores_of([("who", passages(1, 2, 3, 4))])
     assert np.argsort(-scores).tolist() == [1, 0, 2, 3]
-
-
-def test_a_model_on_the_devices_makes_its_searches_run_with_the_sampler():
-    llm = Best()
-    assert not ListwiseReranker(llm).on_device
-    llm.on_device = True
-    assert ListwiseReranker(llm).on_device

@@ -1,8 +1,9 @@
-"""A server behind the interface of a frozen language model: order, settings, retries, failures."""
+"""A server behind the interface of a frozen language model: settings, retries, odd replies."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +14,21 @@ import pytest
 from jax_ragrl.config.schema import convert
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.llm.kinds import LLM, OpenAIConfig
-from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.llm.openai import OpenAILLM, read_completion
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.costs import step_costs
+from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.overrides import override
 from jax_ragrl.run.short_names import parse_llm
 from jax_ragrl.runtime.servers import take_counts, wait_for
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import serving
+from tests.rollout.tape import ANN, BOB, Tape
 
 NO_REQUEST = {"concurrency": 0, "retries": -1, "timeout": 0}
 
@@ -42,14 +49,6 @@ def test_replies_come_in_the_order_of_the_requests():
         assert llm.complete([]) == [] and len(seen) == 8
 
 
-def test_a_request_says_how_it_is_sampled():
-    with serving() as (address, seen):
-        OpenAILLM("m", address).complete([asked("q", sampling=Sampling(0.3, 0.9, 7), seed=5)])
-    wanted = {"model": "m", "temperature": 0.3, "top_p": 0.9, "max_tokens": 7, "seed": 5}
-    assert {name: seen[0][name] for name in wanted} == wanted
-    assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"]
-
-
 def test_extra_fields_are_sent_and_none_omits_a_field():
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": None, "top_p": 0.5}
     with serving() as (address, seen):
@@ -57,7 +56,8 @@ def test_extra_fields_are_sent_and_none_omits_a_field():
             [asked("q", sampling=Sampling(0.3, 0.9, 7))]
         ) == ["q"]
     assert seen[0]["chat_template_kwargs"] == {"enable_thinking": False}
-    assert "max_tokens" not in seen[0]
+    assert "max_tokens" not in seen[0] and seen[0]["model"] == "m"
+    assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"]
     assert (seen[0]["top_p"], seen[0]["temperature"], seen[0]["seed"]) == (0.5, 0.3, 0)
 
 
@@ -80,19 +80,6 @@ def test_extra_fields_come_from_command_line_or_config():
         convert(LLM, values["llm"] | {"extra_body": 3}, "config.llm")
 
 
-def test_a_reply_costs_what_its_server_says():
-    with serving() as (address, _):
-        (reply,) = OpenAILLM("m", address).complete([asked("q")])
-    assert isinstance(reply, MeteredReply)
-    assert (reply.prompt_tokens, reply.completion_tokens) == (1, 1)
-
-
-def test_a_busy_server_is_asked_again():
-    states = iter([429, 500, "late"])
-    with serving(lambda body: next(states)) as (address, seen):
-        assert OpenAILLM("m", address).complete([asked("q")]) == ["late"] and len(seen) == 3
-
-
 def test_requests_that_wait_for_their_turn_share_an_outage(monkeypatch):
     monkeypatch.setattr("jax_ragrl.llm.openai.PAUSE", 0.001)
     take_counts()
@@ -102,12 +89,6 @@ def test_requests_that_wait_for_their_turn_share_an_outage(monkeypatch):
     assert all(isinstance(outcome, EffectError) for outcome in outcomes)
     # Eight requests fail, each after three tries; the others share their outcome.
     assert take_counts()["server_skipped"] >= 80 and len(seen) <= 3 * 16
-
-
-def test_a_permanent_refusal_is_a_failure():
-    with serving(lambda body: 400 if "bad" in str(body) else "good") as (address, _):
-        good, bad = OpenAILLM("m", address).complete([asked("q"), asked("bad")])
-    assert good == "good" and isinstance(bad, EffectError) and "answer" in str(bad)
 
 
 def test_a_key_may_end_in_a_newline(monkeypatch):
@@ -285,3 +266,85 @@ def test_a_request_whose_equal_was_interrupted_is_sent_itself():
 
         assert wait_for(run()) == "x" and len(seen) == 2
         release.set()
+
+
+ODD = [
+    {"content": {"text": "Ulm"}},
+    {"content": 3},
+    {"content": True},
+    {"content": ["Ulm"]},
+    {"content": [{"type": "text", "text": 3}]},
+    {"content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    {},
+    "Ulm",
+    None,
+]
+
+
+def body(message: object, usage: object = None) -> bytes:
+    return json.dumps({"choices": [{"message": message}], "usage": usage}).encode()
+
+
+@pytest.mark.parametrize("message", ODD)
+def test_content_that_is_not_text_is_an_error(message):
+    with pytest.raises(ValueError, match=r"content|message"):
+        read_completion(body(message))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"3", b"null", b"<html>502</html>", b'{"choices": [', b"[]", b"{}", b'{"choices": {}}']
+    + [b'{"choices": []}', b'{"choices": [1]}', b'{"error": {"message": "overloaded"}}'],
+)
+def test_a_body_of_another_form_is_an_error(value):
+    with pytest.raises(ValueError, match=r"choices|message|Expecting"):
+        read_completion(value)
+
+
+@pytest.mark.parametrize(
+    "value", [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 500 + b"]" * 500, b"9" * 5000, b"\xff"]
+)
+def test_no_nesting_no_number_and_no_byte_ends_the_parser(value):
+    with pytest.raises(ValueError, match=r"nested|limit|codec|Expecting"):
+        read_completion(value)
+
+
+def test_a_list_of_text_parts_is_text():
+    parts = [{"type": "text", "text": "New "}, {"type": "text", "text": "Ulm"}]
+    assert read_completion(body({"content": parts})) == "New Ulm"
+    assert read_completion(body({"content": []})) == read_completion(body({"content": None})) == ""
+
+
+def test_half_a_surrogate_pair_is_replaced():
+    assert read_completion(body({"content": "cut \ud83d"})) == "cut \ufffd"
+
+
+@pytest.mark.parametrize("wrong", ["7", -1, 1.5, True, None, [1], 10**30])
+def test_missing_and_impossible_counts_are_no_counts(wrong):
+    counts = {"prompt_tokens": wrong, "completion_tokens": 1}
+    for usage in (counts, wrong, [wrong], {}, {"prompt_tokens": 5}):
+        reply = read_completion(body({"content": "Ulm"}, usage))
+        assert reply == "Ulm" and not isinstance(reply, MeteredReply)
+
+
+@pytest.mark.parametrize("message", ODD)
+def test_an_odd_reply_costs_its_own_question_alone(message, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    odd = body(message)
+    tape = Tape({}, replies={})
+    replies = {"True or False": "False", "": "Ulm"}
+
+    def reply(sent):
+        return (
+            odd if ANN.text in str(sent) else next(r for k, r in replies.items() if k in str(sent))
+        )
+
+    with serving(reply) as (address, _):
+        llm = OpenAILLM("m", address, retries=0)
+        environment = Environment(tape, tape, llm)
+        forest = collect(StandardRAG("c3po_tiny", 2), single_chain, [ANN, BOB], environment)
+        grades = grade_answers(llm, [ANN, BOB], ["true", "true"])
+    assert forest.failed_questions == (0,) and forest.leaves()[1].answer == "Ulm"
+    assert f"m at {address} failed on answer: the reply" in forest.failures[0]
+    assert step_costs(forest)["llm_prompt_tokens"] > 0
+    assert grades[0] != grades[0] and grades[1] == 0.0

@@ -138,13 +138,6 @@ def test_equal_replies_make_equal_bytes_and_the_first_of_two_stays(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
 
 
-def test_thousands_of_replies_are_a_few_hundred_kilobytes(tmp_path):
-    words = (pathlib.Path(__file__).parents[2] / "README.md").read_text().split()
-    replies = {f"{i}": " ".join(words[i % 900 : i % 900 + i % 30]) for i in range(300)}
-    record_replies([filled(tmp_path / "c", replies)], tmp_path / "r.xz")
-    assert (tmp_path / "r.xz").stat().st_size < 300 * 60
-
-
 HEAD = {"format": FORMAT, "replies": 1, "settings": [{"model": "m"}]}
 
 
