@@ -90,7 +90,7 @@ def test_the_client_of_a_retriever_sends_its_key(monkeypatch):
     with serving(Echo(), Settings(keys=(KEY,))) as (port, _):
         (refusal,) = RemoteRetriever(f"http://127.0.0.1:{port}").search(["q"], 1)
         assert isinstance(refusal, EffectError) and "API key" in str(refusal)
-        monkeypatch.setenv("RAGRL_RETRIEVER_KEY", KEY)
+        monkeypatch.setenv("RAGRL_RETRIEVER_KEY", f"{KEY}\n")  # as files of secrets end
         (hits,) = RemoteRetriever(f"http://127.0.0.1:{port}").search(["q"], 1)
         assert isinstance(hits, Hits)
 

@@ -15,7 +15,6 @@ import pytest
 from jax_ragrl.errors import UserError
 from jax_ragrl.serve import http
 from jax_ragrl.serve.access import Settings
-from jax_ragrl.serve.batcher import Batcher
 from jax_ragrl.serve.bodies import MAX_BYTES
 from tests.serve.stub import Echo, connect, hostile, request, search, serving, status, wait_until
 
@@ -124,15 +123,6 @@ def test_a_server_ends_at_its_deadline_though_a_batch_hangs(monkeypatch, caplog)
     assert not server.config.app.state.drained and time.monotonic() - start < 15
     assert "Traceback" not in caplog.text
     opened.set()
-
-
-def test_a_batcher_says_whether_it_has_ended():
-    opened = threading.Event()
-    batcher = Batcher(lambda items: [opened.wait(20) for _ in items], 1, 1)
-    batcher.submit(["a"])
-    assert not batcher.close(0.05)
-    opened.set()
-    assert batcher.close(20)
 
 
 def test_good_clients_are_answered_beside_a_few_hostile_ones(caplog):

@@ -1,7 +1,8 @@
-"""A served report follows the files of its run, and only pages of this machine reach it."""
+"""A served report follows its run, and pages load nothing from elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -15,9 +16,8 @@ import urllib.request
 import pytest
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.report.build import render
-from jax_ragrl.report.load import load_run
 from jax_ragrl.serve.live import application
+from jax_ragrl.serve.page import page
 from tests.listening import listening
 
 CHROMIUM = next(
@@ -107,11 +107,6 @@ def test_pages_of_other_sites_are_refused(run):
         assert refusal(f"{address}/config.json") == 404
 
 
-def test_a_written_report_has_no_script(run):
-    log(run, 1)
-    assert "<script" not in render(load_run(run)) and "script-src" not in render(load_run(run))
-
-
 def test_a_folder_that_is_missing_is_named(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none"), "--serve"]) == 2
     assert "is not a folder: start the run first" in capsys.readouterr().err
@@ -140,3 +135,20 @@ def test_a_browser_shows_a_step_that_was_logged_after_it_opened_the_page(run):
             timeout=60,
         )
     assert "step 777<" in done.stdout and re.search(r'id="live"[^>]*>live, ', done.stdout)
+
+
+def test_the_policy_allows_the_page_and_nothing_else():
+    reply = asyncio.run(page(None))
+    policy, text = reply.headers["content-security-policy"], reply.body.decode()
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
+    for tag in ("style", "script"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_the_page_has_no_external_resources_and_sets_no_html():
+    text = asyncio.run(page(None)).body.decode()
+    assert not re.findall(r"https?:|//[a-z]|@import|<img|<iframe", text.replace("// ", ""))
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+    assert not re.findall(r"\son\w+=|style=", text), "inline handlers and styles are blocked"

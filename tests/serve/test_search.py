@@ -1,4 +1,4 @@
-"""A retriever behind HTTP returns the hits of the retriever, in any batch, within its limits."""
+"""A retriever behind HTTP: its hits in any batch, its limits and its metrics."""
 
 from __future__ import annotations
 
@@ -7,27 +7,20 @@ import pathlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.retrieval.kinds import RemoteIndex, VectorIndex
 from jax_ragrl.retrieval.remote import RemoteRetriever
-from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.run.index import load_retriever
 from jax_ragrl.serve import search
 from jax_ragrl.serve.http import Limits
+from jax_ragrl.serve.meter import Meter
 from jax_ragrl.serve.search import application
-from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Hits, Passage
 from tests.listening import listening
-from tests.rollout.tape import Tape
-from tests.serve.stub import wait_until
+from tests.serve.stub import Echo, wait_until
 
 
 class Slow:
@@ -65,33 +58,16 @@ def post(http: TestClient, *queries: str, **fields):
     return http.post("/retrieve", json={"queries": [*queries], **fields})
 
 
-def test_a_run_on_the_server_has_the_hits_of_the_local_index(tmp_path):
-    world = generate(0, 60)
-    corpus, questions = Corpus(world.passages), world.questions["test"][:8]
-    local = load_retriever(corpus, VectorIndex(kind="exact"), tmp_path)
-    with listening(application(local)) as address:
-        remote = load_retriever(Corpus(()), RemoteIndex(address), tmp_path)
-        texts = [question.text for question in questions]
-        assert remote.search(texts, 7) == local.search(texts, 7)
-        forests = [
-            collect(StandardRAG("c3po_tiny", 3), single_chain, questions,
-                    Environment(tape := Tape({}), retriever, tape))
-            for retriever in (local, remote)
-        ]  # fmt: skip
-        assert forests[0].records == forests[1].records
-        assert not forests[0].failed_questions
-
-
 def test_concurrent_requests_share_a_search():
     slow = Slow()
-    with client(slow) as http, ThreadPoolExecutor(4) as pool:
+    with client(slow, limits=Limits(4, 8)) as http, ThreadPoolExecutor(4) as pool:
         replies = [pool.submit(post, http, "a")]
         slow.is_waiting.wait(20)
         replies += [pool.submit(post, http, name, f"{name}{name}") for name in "bcd"]
         wait_until(lambda: http.get("/health").json()["waiting"] == 6)
         slow.opened.set()
         results = [reply.result().json()["result"] for reply in replies]
-    assert slow.sizes == [1, 6]
+    assert slow.sizes == [1, 4, 2]
     assert [[d["id"] for d in hits] for result in results for hits in result] == [
         [f"{q}{n}" for n in range(search.TOP_K)] for q in ("a", "b", "bb", "c", "cc", "d", "dd")
     ]
@@ -124,15 +100,6 @@ def test_limits_and_failures_have_a_status_and_a_reason(fields, status, message)
     with client(Slow(opened=True), limits=Limits(2, 2)) as http:
         reply = http.post("/retrieve", json=fields)
         assert reply.status_code == status and message in reply.json()["error"]["message"]
-
-
-def test_a_request_that_exceeds_the_queue_is_divided_by_the_client():
-    with listening(application(slow := Slow(opened=True), limits=Limits(2, 3))) as address:
-        wait_until(lambda: httpx2.get(f"{address}/health").status_code == 200)
-        remote, queries = RemoteRetriever(address, retries=2, pause=0.01), ["a", "b", "c", "d"]
-        ids = [hits.passages[0].id for hits in remote.search(queries, 1)]
-    assert ids == ["a0", "b0", "c0", "d0"]
-    assert slow.sizes == [2, 2]
 
 
 @pytest.mark.parametrize("queries", ["a bad b", "bad bad a b", "bad"])
@@ -169,3 +136,37 @@ def test_the_command_serves_the_index_of_a_folder(tmp_path: pathlib.Path, monkey
         wait_until(lambda: http.get("/health").status_code == 200)
         assert http.get("/health").json()["passages"] > 20
         assert len(post(http, "Where was Ann born?").json()["result"][0]) == 2
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Values by name and labels."""
+    families = text_string_to_metric_families(text)
+    return {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+
+
+def test_metrics_count_requests_by_path_and_status():
+    with TestClient(application(Echo()), "http://localhost") as http:
+        for queries in (["q"], ["q"], "q"):
+            http.post("/retrieve", json={"queries": queries})
+        http.get("/no/such/path")
+        reply = http.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    values = samples(reply.text)
+    assert values["ragrl_requests_total", "/retrieve", "200"] == 2
+    assert values["ragrl_requests_total", "/retrieve", "400"] == 1
+    assert values["ragrl_requests_total", "other", "404"] == 1
+    assert values["ragrl_request_seconds_count", "/retrieve"] == 3
+    assert values["ragrl_requests_in_progress",] == 1, "the request for the metrics"
+    assert values["ragrl_queue_items", "searches"] == 0
+    assert values["process_resident_memory_bytes",] > 1e6
+
+
+def test_answers_count_their_steps_and_tokens():
+    meter = Meter([], {})
+    meter.count_answer([{"role": "search"}, {"role": "answer"}, {"role": "search"}], (7, 2))
+    values = {
+        (s.name, *s.labels.values()): s.value for f in meter.registry.collect() for s in f.samples
+    }
+    assert values["ragrl_steps_total", "search"] == 2
+    assert values["ragrl_tokens_total", "prompt"] == 7
+    assert values["ragrl_tokens_total", "completion"] == 2

@@ -116,18 +116,6 @@ def wait_for_queue(http: TestClient, count: int) -> None:
     wait_until(lambda: http.get("/health").json()["waiting"] == count)
 
 
-def test_questions_during_a_rollout_form_the_next_batch():
-    tape = Gate("Ulm")
-    with client(tape, limits=Limits(4, 4)) as http, ThreadPoolExecutor(4) as pool:
-        replies = [pool.submit(ask, http, TEXTS[0])]
-        tape.is_waiting.wait()
-        replies += [pool.submit(ask, http, *TEXTS[i : i + 2]) for i in (1, 3)]
-        wait_for_queue(http, 4)
-        tape.opened.set()
-        assert [reply.result() for reply in replies] == [["Ulm"], ["Ulm"] * 2, ["Ulm"] * 2]
-    assert tape.batch_sizes == [1, 4]
-
-
 def test_a_full_queue_refuses_the_whole_request():
     tape = Gate("Ulm")
     with client(tape, limits=Limits(2, 3)) as http, ThreadPoolExecutor(4) as pool:
