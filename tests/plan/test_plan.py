@@ -43,7 +43,7 @@ from jax_ragrl.plan.policies import (
 )
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.exact import BLOCK, STREAM
-from jax_ragrl.retrieval.kinds import PipelineIndex, VectorIndex
+from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import GPUS, describe_devices, memory_of
 from jax_ragrl.sampling.sampler import Shapes
@@ -118,36 +118,13 @@ def one_device_mesh() -> jax.sharding.Mesh:
 
 
 def prepare_policy(decoder: Decoder) -> Policy:
-    return prepare(
-        decoder,
-        objective=RUN.objective,
-        optimizer=RUN.optimizer,
-        layout=RUN.packing,
-        roles=("a",),
-        temperature=1.0,
-        updates=1,
-        compute=RUN.compute_dtype,
-    )
-
-
-def test_a_reference_is_counted_in_its_storage_dtype():
-    reference = prepare_policy(Decoder(SMALL, rngs=nnx.Rngs(0))).state.reference
-    policies, mesh = (
-        {"a": PlannedPolicy("", COMPUTE_CONFIG)},
-        make_mesh((1, 1, 1), jax.devices()[:1]),
-    )
-    none = dataclasses.replace(RUN.objective, kl=KL("none"))
-    with_reference, without = (
-        state_bytes(policies, objective, RUN.optimizer, mesh) for objective in (RUN.objective, none)
-    )
-    assert with_reference - without == sum(x.nbytes for x in jax.tree.leaves(reference))
+    run = {"objective": RUN.objective, "optimizer": RUN.optimizer, "layout": RUN.packing}
+    more = {"roles": ("a",), "temperature": 1.0, "updates": 1, "compute": RUN.compute_dtype}
+    return prepare(decoder, **run, **more)
 
 
 def test_a_critic_has_the_state_of_a_policy():
-    policies, mesh = (
-        {"a": PlannedPolicy("", COMPUTE_CONFIG)},
-        make_mesh((1, 1, 1), jax.devices()[:1]),
-    )
+    policies, mesh = {"a": PlannedPolicy("", COMPUTE_CONFIG)}, one_device_mesh()
     none = dataclasses.replace(RUN.objective, kl=KL("none"))
     own = dataclasses.replace(none, critic="own", advantage="gae")
     reward = dataclasses.replace(none, kl=KL("reward"))
@@ -156,12 +133,6 @@ def test_a_critic_has_the_state_of_a_policy():
     )
     assert state == 3 * 4 * param_count(SMALL) and twice == 2 * state
     assert more - state == 2 * param_count(SMALL) + 2 * NORMS  # a reference, for each kind of KL
-
-
-def test_policies_have_separate_states_but_one_gradient():
-    one, three = plan_with(), plan_with(width=64, learners=ABC)
-    assert three["state_bytes"] == 3 * one["state_bytes"]
-    assert three["update"]["bytes"] == one["update"]["bytes"]
 
 
 def test_policies_of_different_sizes_add_up():
@@ -314,19 +285,6 @@ def test_width_and_policies_come_from_the_recipe():
     assert plan_values({"run": {"staleness": 1}}) == {"staleness": 1}
 
 
-def test_the_command_prints_a_plan(monkeypatch, capsys):
-    topologies = []
-    monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", topologies.append)
-    monkeypatch.setattr("jax_ragrl.plan.plan", lambda *args: {"args": repr(args)})
-    config = f"--config={CONFIGS / 'tiny' / 'opera.py'}"
-    assert (
-        main(["config", "plan", config, "--shape", "tiny", "--topology", "v5e:4x4", "--json"]) == 0
-    )
-    args = json.loads(capsys.readouterr().out)["args"]
-    assert topologies == ["v5e:4x4"] and "num_layers=6" in args
-    assert "width=6, nucleus=False, learners=('policy',)" in args
-
-
 def test_the_default_architecture_is_that_of_the_policy(monkeypatch, capsys):
     monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", lambda _: [])
     monkeypatch.setattr("jax_ragrl.plan.plan", lambda *args: {"layers": args[1].num_layers})
@@ -400,14 +358,8 @@ BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 @pytest.fixture
 def model_folders(tmp_path):
     """A folder with the description of an index, and one with the config of a decoder."""
-    description = {
-        "corpus": "3f2a",
-        "kind": "exact",
-        "encoder": {"kind": "bert"},
-        "count": 2 * 65536 + 1,
-        "dimension": 64,
-        "dtype": "bfloat16",
-    }
+    description = {"corpus": "3f2a", "kind": "exact", "encoder": {"kind": "bert"}}
+    description |= {"count": 2 * 65536 + 1, "dimension": 64, "dtype": "bfloat16"}
     for name, file, values in (
         ("index", "index.json", description),
         ("llm", "config.json", to_hf(SMALL, "float32")),
@@ -429,14 +381,6 @@ def test_an_index_and_its_encoder_are_counted(model_folders):
     weights = vectors["weight_bytes"] + encoder["weight_bytes"]
     assert result.permanent_bytes == weights + max(x["temporary_bytes"] for x in (vectors, encoder))
     assert result.generation_bytes == 0 and result.uncounted_models == []
-
-
-def test_the_indexes_of_a_pipeline_are_in_its_folder(model_folders):
-    parts = ("bm25", VectorIndex("hashed", "exact"))
-    index = PipelineIndex(retrievers=parts, folder=str(model_folders))
-    (model_folders / "index").rename(model_folders / "exact-hashed")
-    mesh = make_mesh((1, 8, 1), jax.devices())
-    assert "index" in count_other_models(index, {}, RUN.shapes, mesh).sections
 
 
 def test_a_language_model_is_whole_on_every_device_of_a_batch(model_folders, monkeypatch):

@@ -17,7 +17,6 @@ from jax_ragrl.learner.throughput import peak_flops
 from jax_ragrl.models.config import DecoderConfig, abstract_params, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights
-from jax_ragrl.models.published import published_config
 from jax_ragrl.plan.ceilings import Ceilings, ceilings_of, time_at_least
 from jax_ragrl.plan.operations import (
     gradient_flops,
@@ -29,7 +28,6 @@ from jax_ragrl.plan.operations import (
 from jax_ragrl.plan.policies import PlannedPolicy
 from jax_ragrl.plan.speed import (
     checkpoint_bytes,
-    compile_seconds,
     count_programs,
     least_times,
     update_passes,
@@ -117,26 +115,6 @@ def test_the_passes_of_an_update_follow_the_objective():
     # The guard scores the batch once more after the update.
     measured = update_passes(ONE_LAYER, GROUP, ADAM, 64, lora=False, is_measured=True)
     assert measured["scores"] == 1
-
-
-def test_a_grpo_update_takes_twelve_operations_per_weight_and_token():
-    """Gradient with full remat 8, reference 2, old policy 2."""
-    config = dataclasses.replace(published_config("qwen2.5-1.5b"), remat="full")
-    grpo = Objective(critic="none", advantage="group_normalised", kl=KL("loss", "k3"))
-    several_steps = Optimizer(1e-6, minibatches=8)
-    passes = update_passes(config, grpo, several_steps, 1, lora=False)
-    weights = layer_weight_count(config) + config.vocab_size * config.hidden_size
-    assert 11 < passes["flops_per_token"] / weights <= 12
-
-
-def test_programs_compile_one_by_one_as_the_largest_of_their_kind_did():
-    programs, update, sampling = (
-        {"sampler": 10, "update": 4},
-        {"compile_s": 3.0},
-        {"compile_s": 8.0},
-    )
-    # The plan has compiled two programs of the sampler.
-    assert compile_seconds(programs, update, sampling) == 10 * 4 + 4 * 3
 
 
 def test_every_shape_and_cache_size_is_a_program():

@@ -158,13 +158,6 @@ def test_an_array_that_an_inner_fusion_renames_is_read():
     assert program_traffic(text).hbm_bytes == program_traffic(MODULE).hbm_bytes
 
 
-def test_a_fused_sum_and_slice_is_a_reduce_scatter():
-    text = MODULE.replace("%slice_of_weights", "%all-reduce-scatter.3").replace(
-        "bf16[64,32]{1,0} bitcast(", "bf16[64,32]{1,0} all-reduce("
-    )
-    assert program_traffic(text).collectives == {"all-reduce": 8, "reduce-scatter": 8}
-
-
 def test_a_collective_counts_its_arrays_on_the_chip():
     text = MODULE.replace("%slice_of_weights", "%all-reduce-scatter.3")
     text = text.replace("1,0}", "1,0:S(1)}")
