@@ -1,7 +1,8 @@
-"""Measures of cells: from their scores, predictions and training metrics."""
+"""Measures of cells, from their scores, predictions and training metrics, and statistics."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -14,21 +15,13 @@ from jax_ragrl.experiments.arms import Cell
 from jax_ragrl.experiments.comparison import compare_pair, paired_differences
 from jax_ragrl.experiments.measures import question_mask, training_means, values_of, with_facts
 from jax_ragrl.experiments.pairs import Pair
+from jax_ragrl.experiments.statistics import detectable_difference, holm, seed_test, sign_flip_test
 
 
 def prediction(**changes: Any) -> dict[str, Any]:
-    return {
-        "scores": {"cover_em": 1.0},
-        "costs": {"retrieval_calls": 2.0},
-        "answer": "Oslo",
-        "finish_reason": "answered",
-        "strategy": "Planning",
-        "faults": [],
-        "hops": 1,
-        "kind": "chain",
-        "gold_passages": [],
-        "passages": [],
-    } | changes
+    row = {"scores": {"cover_em": 1.0}, "costs": {"retrieval_calls": 2.0}, "answer": "Oslo"}
+    row |= {"finish_reason": "answered", "strategy": "Planning", "hops": 1, "kind": "chain"}
+    return row | {"faults": [], "gold_passages": [], "passages": []} | changes
 
 
 FAILED = {"finish_reason": "failed", "strategy": None, "costs": {"retrieval_calls": None}}
@@ -120,3 +113,39 @@ def test_measures_of_the_training_are_tested_over_seeds():
 
 def test_a_training_without_metrics_has_no_means(tmp_path):
     assert training_means(tmp_path / "metrics.jsonl") == {}
+
+
+def test_a_detectable_difference_is_found_in_four_of_five_experiments():
+    """Means of 100 normal values: the interval of each experiment, at the difference it names."""
+    rng = np.random.default_rng(0)
+    error = 1 / np.sqrt(100)
+    difference = detectable_difference(-1.96 * error, 1.96 * error)
+    means = rng.normal(difference, error, 20_000)
+    assert np.mean(means > 1.96 * error) == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_sign_flip_test_equals_the_exact_one():
+    """Of all 2^8 signs, counted here, those whose sum is as extreme as the observed one."""
+    x_Q = np.array([0.5, 1.0, -0.25, 0.75, 0.1, 0.3, -0.1, 0.6])
+    sums = [abs(np.dot(signs, x_Q)) for signs in itertools.product((-1, 1), repeat=8)]
+    exact = np.mean(np.array(sums) >= abs(x_Q.sum()) - 1e-9)
+    assert sign_flip_test(x_Q) == pytest.approx(exact, abs=0.01)
+
+
+def test_equal_arms_are_never_significant_and_p_is_never_zero():
+    assert sign_flip_test(np.zeros(5)) == 1.0
+    assert 0 < sign_flip_test(np.ones(200)) < 2e-4
+
+
+def test_seeds_that_are_equal_but_for_rounding_are_certain(recwarn):
+    """Student's t of no variance is infinite, and SciPy warns of cancellation."""
+    assert seed_test(np.full(3, 0.1) + np.array([0.0, 1e-17, 2e-17])) == 0.0
+    assert seed_test(np.array([0.3, 0.1 + 0.2, 0.3])) == 0.0 and seed_test(np.zeros(3)) == 1.0
+    assert seed_test(np.array([1.8, 1.9, 7.6])) == pytest.approx(0.188, abs=1e-3)
+    assert not recwarn.list
+
+
+def test_holm_of_a_published_example():
+    """Holm 1979: the k-th smallest of n is multiplied by n - k + 1, and made monotone."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.6]) == [1.0, 1.0]

@@ -39,6 +39,10 @@ C3PO = "configs/tiny/c3po.py"
 BASE = Arm(C3PO, SMALL)
 
 
+def run_rows(experiment: Experiment, out: pathlib.Path) -> dict[str, dict]:
+    return {c.arm: row for c, row in run_cells(experiment, cells_of(experiment), out).items()}
+
+
 def finished_rows(experiment: Experiment, out: pathlib.Path) -> dict[str, dict]:
     """The rows of finished cells, after a comparison of their saved configs."""
     return {cell.arm: row for cell, row in finished_part(experiment, out)[1].items()}
@@ -89,9 +93,7 @@ def test_later_answers_are_those_of_the_trained_policy(tmp_path: pathlib.Path):
         training_seeds=(0,),
         test_questions=12,
     )
-    rows = {
-        cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
-    }
+    rows = run_rows(experiment, tmp_path)
     assert rows == finished_rows(experiment, tmp_path)
     assert rows["again"]["scores"] == rows["trained"]["scores"]
     assert rows["again"]["facts"] == rows["trained"]["facts"] and len(rows["again"]["facts"]) == 12
@@ -106,24 +108,16 @@ def test_later_answers_are_those_of_the_trained_policy(tmp_path: pathlib.Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "author"), [(C3PO, "policy"), ("configs/tiny/mao_arag.py", "labels")]
-)
 def test_a_policy_learns_from_demonstrations_before_its_training(
-    config: str, author: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
+    config = "configs/tiny/mao_arag.py"
     monkeypatch.setattr(stages, "DEMO_QUESTIONS", 6)
     none = (*SMALL[:1], "run.steps=0", "run.dev_questions=2")
-    arm = Arm(config, none, sft="configs/tiny/sft_c3po.py", demos=author)
-    experiment = Experiment(
-        {"taught": arm, "untaught": Arm(config, none)},
-        "untaught",
-        training_seeds=(3,),
-        test_questions=8,
-    )
-    rows = {
-        cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
-    }
+    arm = Arm(config, none, sft="configs/tiny/sft_c3po.py", demos="labels")
+    arms = {"taught": arm, "untaught": Arm(config, none)}
+    experiment = Experiment(arms, "untaught", training_seeds=(3,), test_questions=8)
+    rows = run_rows(experiment, tmp_path)
     assert rows == finished_rows(experiment, tmp_path)
     (cell,) = (cell for cell in cells_of(experiment) if cell.arm == "taught")
     folder = tmp_path / cell.folder
