@@ -21,7 +21,6 @@ from jax_ragrl.evaluation.suite import (
     with_corpora,
 )
 from jax_ragrl.evaluation.table import TableSettings
-from jax_ragrl.retrieval.recall import corpora_of
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from tests.llm.server import serving
 from tests.retrieval.engine import engine, pages
@@ -335,34 +334,3 @@ def test_the_shared_index_is_recognized_by_its_resolved_path(sets, monkeypatch):
     open_set_retriever = suite._retriever_opener(settings, sets / "table", "hashed")
     open_set = suite._open_set(settings, data, None, open_set_retriever, sets / "table")
     assert open_set.context == "the given index" and set(open_set.passages) == {"index"}
-
-
-def test_one_set_needs_an_index(capsys):
-    assert main(["evaluate", "--questions", "x", "--systems", "direct"]) == 2
-    assert "--questions needs --index" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--questions", "--data"])
-def test_an_index_brings_its_passages(option, sets, capsys, monkeypatch):
-    monkeypatch.chdir(sets)
-    assert main(["data", "index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
-    monkeypatch.setattr(suite, "load_models", lambda settings: None)
-    models = types.SimpleNamespace(llm=types.SimpleNamespace(name="a model"))
-    monkeypatch.setattr(table, "load_models", lambda settings: models)
-    retrievers = []
-    row = {**CELL, "ended": {"answered": 4}}
-    for module in (suite, table):
-        context = lambda settings, models, retriever: retrievers.append(retriever)  # noqa: E731
-        monkeypatch.setattr(module, "build_context", context)
-    monkeypatch.setattr(table, "system_result", lambda *arguments: None)
-    monkeypatch.setattr(table, "table_row", lambda *arguments: row)
-    monkeypatch.setattr(suite, "_evaluate_cell", lambda *arguments: row)
-    capsys.readouterr()
-    assert main(["evaluate", option, "one.jsonl", "--index", "index", "--systems", "direct"]) == 0
-    (retriever,) = retrievers
-    assert [len(corpus) for corpus in corpora_of(retriever)] == [3]
-    assert f"| direct | {CELL_TEXT} |" in capsys.readouterr().out
-    if option == "--questions":
-        args = [option, "one.jsonl", "--index", "index", "--systems", "direct"]
-        assert main(["evaluate", "--json", *args]) == 0
-        assert json.loads(capsys.readouterr().out)["direct"] == row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block, split_thought, spoken_text
+from jax_ragrl.text.thoughts import EMPTY_BLOCK, split_thought, spoken_text
 from jax_ragrl.types import Message
 from tests.thinking import ALWAYS, SWITCHED, thinking_tokenizer
 from tests.tiny import tokenizer
@@ -78,11 +78,6 @@ def test_only_a_leading_block_is_a_thought(text, thought, rest):
 )
 def test_a_reply_is_what_follows_the_reasoning(reply, text):
     assert spoken_text(reply) == text
-
-
-def test_a_block_is_open_until_it_is_closed():
-    assert opened_block("assistant\n<think>\n") == "<think>\n"
-    assert opened_block(f"assistant\n{EMPTY_BLOCK}") == "" == opened_block("assistant\n")
 
 
 @pytest.mark.parametrize("messages", [USER, CHAT])

@@ -102,14 +102,6 @@ def test_a_conversation_is_template_ids_around_contents(tokenizer, hf, special_i
     assert sum(i in special_ids for i in ids) == 2 * len(roles) + 1
 
 
-def test_a_plain_conversation_matches_the_rendered_template(tokenizer, hf):
-    messages = [Message("system", "Who?"), Message("user", "the film")]
-    rendered = hf.apply_chat_template(
-        [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True
-    )
-    assert tokenizer.chat(messages) == hf(rendered, add_special_tokens=False)["input_ids"]
-
-
 # SentencePiece's pieces in the order of their merges; single characters and bytes follow.
 MERGED = ["▁t", "he", "▁the", "in", "▁in", "▁a", "▁[", "▁<", "▁▁"]
 LETTERS = sorted(set("▁theinaruswdx[]/<>|INST"))
@@ -188,12 +180,6 @@ def test_encoding_switches_no_shared_mode(tokenizer, hf):
     assert not hf.backend_tokenizer.encode_special_tokens
 
 
-def test_decoded_text_has_no_control_tokens(tokenizer, hf):
-    ids = [*tokenizer.encode("[LLM]"), hf.convert_tokens_to_ids(END)]
-    assert tokenizer.decode(ids) == "[LLM]"
-    assert tokenizer.decode([]) == ""
-
-
 @pytest.mark.parametrize("special", [True, False])
 def test_tags_that_are_tokens_are_text_in_content_and_tokens_in_actions(special, tmp_path):
     """Whether the tokenizer calls them special or not, a passage cannot write them."""
@@ -258,10 +244,6 @@ def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
     messages = [Message("system", "s"), Message("user", f"{END} 𝄞 \n x")]
     assert again.chat(messages) == tokenizer.chat(messages)
     assert again.stop_ids == tokenizer.stop_ids and again.pad_id == tokenizer.pad_id
-
-
-def test_training_twice_gives_the_same_vocabulary(hf):
-    assert train_tokenizer(TEXTS * 5, 330).get_vocab() == hf.get_vocab()
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
