@@ -1,16 +1,25 @@
-"""The table of claims on the page of results shows every claim, with or without its result."""
+"""The tables of results: claims, seeds, and questions that no choice of a schedule has seen."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import claim_table
 import pytest
+import results
+from pytest import approx
 
+from jax_ragrl.corpus.data_path import data_path
+from jax_ragrl.corpus.mixture import load_answered
+from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.experiments.claims import OPEN, load_claims, load_results
 from jax_ragrl.experiments.pairs import FAILS, HOLDS
+from jax_ragrl.experiments.statistics import seed_interval
 
 ONE = "ragrl experiment reproduce --claims 1 --training-seeds 0,1 --world-seed 100"
 PAIR = {"text": "new over old (F1)", "mean": 3.5, "ci95": [1.0, 6.0], "detectable": 3.57}
@@ -80,3 +89,47 @@ def test_the_readme_counts_the_decided_claims():
     text = (root / "README.md").read_text("utf-8")
     hold = sum(row["verdict"] == HOLDS for row in results)
     assert f"{decided} of {len(load_claims())} so far ({hold} hold)" in text
+
+
+def interval(*arguments, shared):
+    """The mean and the interval of a summary."""
+    mean, _, rest = results.summary(*arguments, shared=shared)[0].partition(" [")
+    return float(mean), *(float(x) for x in rest.strip("]").split(", "))
+
+
+def test_shared_questions_add_their_error_to_that_over_seeds():
+    gains, own = [10.0, 12.0, 14.0], [[6.0, 14.0], [8.0, 16.0], [10.0, 18.0]]
+    mean, low, high = interval(gains, own, shared=True)
+    _, seed_low, _ = seed_interval(results.np.array(gains))
+    assert (high - mean) ** 2 == approx((mean - seed_low) ** 2 + 4.0**2, rel=0.02)
+    assert high - mean == approx(mean - low)
+    assert interval(gains, own, shared=False)[1] == approx(seed_low, abs=0.05)
+
+
+def test_one_seed_keeps_its_interval_and_missing_ones_give_none():
+    assert interval([9.7], [[6.0, 13.7]], shared=True) == (9.7, 6.0, 13.7)
+    missing = ("+11.0", "unknown", "1.41", "not kept")
+    assert results.summary([10.0, 12.0], (), shared=True) == missing
+
+
+def test_the_gains_of_the_readme_are_those_of_the_table():
+    readme = (results.DATA.parents[1] / "README.md").read_text("utf-8")
+    gains = re.findall(r"[+-]\d+\.\d \[-?\d+\.\d, -?\d+\.\d\]", readme)
+    assert len(gains) == 7 and all(f"| {gain} |" in results.real_gains() for gain in gains)
+
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "data" / "unseen_questions.py"
+
+
+def ids(file: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_tested_questions_were_neither_labeled_nor_trained_on(tmp_path):
+    runpy.run_path(str(SCRIPT))["main"](tmp_path)
+    test, train = ids(tmp_path / "test.jsonl"), ids(tmp_path / "train.jsonl")
+    questions = load_answered(data_path("nq:train"))
+    assert len(test) == 400 and sorted(test + train) == sorted(q.id for q in questions)
+    assert [q.id for q in questions[:300]] == train[:300]  # the labels of the warm start
+    trained = {q.id for q in QuestionStream(questions, seed=0).draw(32 * 8)}
+    assert len(trained) == 256 and not trained & set(test)

@@ -34,27 +34,6 @@ def test_the_config_reference_has_every_key_once():
     assert {"objective.kl.coefficient", "run.steps", "mesh"} <= set(targets)
 
 
-def test_a_description_is_an_entry_of_the_docstring():
-    class Example:
-        """Holds two numbers.
-
-        Fields:
-          one: the first number,
-            over two lines.
-          two, three: others.
-        """
-
-        one: int = 1
-        two: int = 2
-        three: int = 3
-
-    assert config_keys.descriptions(Example) == {
-        "one": "the first number, over two lines.",
-        "two": "others.",
-        "three": "others.",
-    }
-
-
 def test_the_command_reference_has_every_option():
     text = commands.markdown()
     for name, sub in commands.commands(commands.parser()):
@@ -75,6 +54,7 @@ def test_every_package_has_a_page():
 def test_every_metric_has_a_page_entry():
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names))
+    assert all(x.unit and x.meaning and metric_of(x.name) == x for x in METRICS)
     assert all(f":::{{metric}} {name} | " in metrics.markdown() for name in names)
 
 
@@ -98,7 +78,10 @@ def test_the_figures_are_those_that_the_script_draws(tmp_path, monkeypatch):
         assert (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8") == figure().svg()
 
 
-SMALL = ["run.steps=1", "run.questions_per_step=4", "run.dev_questions=4"]
+SMALL = ["run.steps=1", "run.questions_per_step=4", "run.dev_questions=4", "data.world.size=60"]
+# One length and one batch size: few programs.
+SMALL += ["shapes.prompt_lengths=(288,)", "shapes.batch_sizes=(16,)", "packing.row_lengths=(352,)"]
+SMALL += ["packing.tokens_per_device=2112"]
 
 
 @pytest.mark.slow
