@@ -63,11 +63,8 @@ def test_predictions_of_equal_questions_are_merged_and_passages_are_stored_once(
     assert len(data["passages"]) == 2
     assert [row["mistake"] for _, row in ann["rows"]] == ["wrong", ""]
     assert ann["rows"][0][1]["passages"] == ann["rows"][1][1]["passages"] == [0, 1]
-
-
-def test_a_question_of_one_source_only_is_kept():
-    data = merge({"a": rows()[:1], "b": rows()[1:]})
-    assert [[n for n, _ in question["rows"]] for question in data["questions"]] == [[0], [1]]
+    apart = merge({"a": rows()[:1], "b": rows()[1:]})
+    assert [[n for n, _ in question["rows"]] for question in apart["questions"]] == [[0], [1]]
 
 
 def test_texts_of_models_cannot_end_the_data_or_run_as_script():
@@ -92,14 +89,6 @@ def labels_of(page: str) -> list[str]:
     return json.loads(page.partition('"sources":')[2].partition("]")[0] + "]")
 
 
-def test_labels_name_the_folder_if_several_are_compared(tmp_path: pathlib.Path):
-    names = ("one/predictions/trained", "one/nq/predictions/direct", "two/predictions/trained")
-    write_rows(*(tmp_path / f"{name}.jsonl" for name in names))
-    assert [x for x, _ in prediction_files(tmp_path / "one")] == ["nq/direct", "trained"]
-    out = build_explorer([tmp_path / "one", tmp_path / "two"], tmp_path / "explorer.html")
-    assert labels_of(out.read_text()) == ["one/nq/direct", "one/trained", "two/trained"]
-
-
 def test_sources_of_equal_names_are_distinguished_by_their_parents(tmp_path, monkeypatch):
     """Labels are keys: of two sources with one label, the page would show the second alone."""
     runs = [tmp_path / name for name in ("base/c3po-0", "new/c3po-0", "opera-0")]
@@ -110,6 +99,8 @@ def test_sources_of_equal_names_are_distinguished_by_their_parents(tmp_path, mon
     assert labels_of(explorer_page(files)) == ["base/eval", "new/eval"]
     monkeypatch.chdir(runs[0])  # the folder of the shell has a name, too
     assert labels_of(explorer_page([pathlib.Path(), runs[1]])) == ends[:2]
+    write_rows(runs[2] / "nq" / "predictions" / "direct.jsonl")
+    assert [x for x, _ in prediction_files(runs[2])] == ["nq/direct", "trained"]
 
 
 def test_a_folder_without_predictions_names_the_commands_that_write_them(tmp_path: pathlib.Path):
@@ -117,35 +108,10 @@ def test_a_folder_without_predictions_names_the_commands_that_write_them(tmp_pat
         build_explorer([tmp_path], tmp_path / "explorer.html")
 
 
-def test_five_thousand_predictions_fit_in_fifteen_megabytes():
-    """With 500 distinct passages of 600 characters and five of them per question."""
-    first, _ = rows()
-    words = "word " * 120
-    passages = [{"id": f"{i}", "title": f"T{i}", "text": words} for i in range(500)]
-    many = [
-        {**first, "id": f"{i}", "question": f"{i}?", "passages": passages[i % 495 : i % 495 + 5]}
-        for i in range(5000)
-    ]
-    assert len(render(merge({"run": many}))) < 15e6
-
-
+ROOT = {"parent": None, "role": "router", "prompt": "P"}
 NODES = [
-    {
-        "id": 3,
-        "parent": None,
-        "role": "router",
-        "text": "[Planning]",
-        "prompt": "P",
-        "credit": 0.75,
-    },
-    {
-        "id": 4,
-        "parent": None,
-        "role": "router",
-        "text": "?",
-        "prompt": "P",
-        "why": "Invalid Format",
-    },
+    ROOT | {"id": 3, "text": "[Planning]", "credit": 0.75},
+    ROOT | {"id": 4, "text": "?", "why": "Invalid Format"},
     {"id": 5, "parent": 3, "role": "leaf", "answer": "Ulm", "reward": 1.0, "why": "answered"},
     {"id": 6, "parent": 4, "role": "leaf", "reward": 0.0, "why": "Invalid Format"},
 ]
@@ -167,12 +133,8 @@ def test_a_page_has_every_stored_tree_and_the_sentence_of_each_fault():
         ("Where?", 0.0, 0.25),
     ]
     # Siblings share their prompt, and trees and predictions their passages.
-    assert data["texts"] == ["P"] and [n.get("prompt") for n in data["trees"][0]["nodes"]] == [
-        0,
-        0,
-        None,
-        None,
-    ]
+    prompts = [n.get("prompt") for n in data["trees"][0]["nodes"]]
+    assert data["texts"] == ["P"] and prompts == [0, 0, None, None]
     (number,) = data["trees"][1]["nodes"][0]["passages"]
     assert data["passages"][number] == ["", "T", "text"]
     assert data["faults"] == {"Invalid Format": C3PO.FAULTS["Invalid Format"]}
