@@ -16,7 +16,6 @@ import jax
 import pytest
 from flax import nnx
 
-from jax_ragrl import __version__
 from jax_ragrl.cli import data, inference
 from jax_ragrl.cli.main import HOLDERS, TITLES, _parser, load_config, main
 from jax_ragrl.config.shipped_configs import config_path
@@ -57,32 +56,10 @@ def test_a_reader_that_leaves_ends_a_command_without_a_message():
     assert (process.returncode, process.stderr) == (141, "")
 
 
-def test_an_empty_corpus_names_its_file(tmp_path, capsys):
-    line = error_line(
-        capsys, "data", "index", f"--corpus={write(tmp_path / 'c.jsonl')}", f"--out={tmp_path}/i"
-    )
-    assert "c.jsonl" in line
-
-
-def test_a_missing_field_names_file_line_and_field(tmp_path, capsys):
-    corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
-    rows = [{"id": "1", "question": "q", "golden_answers": ["a"]}, {"id": "2", "question": "r"}]
-    questions = write(tmp_path / "q.jsonl", *rows)
-    args = ("--corpus", corpus, "--out", str(tmp_path / "i"))
-    line = error_line(capsys, "data", "index", *args, "--questions", questions)
-    assert "q.jsonl" in line and "2" in line and "golden_answers" in line
-
-
-def test_an_unknown_config_key_is_named(tmp_path, capsys):
-    args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path / 'w'}")
-    assert "polcy_lr" in error_line(capsys, *args, "--config.optimizer.polcy_lr=1.0")
-
-
 def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
-    assert "nowhere" in error_line(
-        capsys, *args, "--config.policy=nowhere"
-    )  # the next call corrects it
+    # The next call corrects it.
+    assert "nowhere" in error_line(capsys, *args, "--config.policy=nowhere")
     assert main([*args, f"--config.policy={small_policy}"]) == 0
     capsys.readouterr()
     (tmp_path / "checkpoints" / "1").mkdir()
@@ -91,17 +68,6 @@ def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     ask = ("ask", "Who?", f"--workdir={tmp_path}")
     assert "--config=FILE" in error_line(capsys, *ask, f"--config={CONFIG}")
     assert "elsewhere" in error_line(capsys, *ask, "--config.policy=elsewhere")
-
-
-def test_a_config_may_change_until_there_are_results(tmp_path):
-    (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "index.json").touch()
-    for name in ("mistake", "tiny"):
-        args = [f"--config={CONFIG}", f"--config.policy={name}"]
-        assert claim_workdir(load_config(None, args), tmp_path).policy == name
-    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"config\.policy differs"):
-        claim_workdir(load_config(None, [f"--config={CONFIG}", "--config.policy=other"]), tmp_path)
 
 
 def test_a_constant_learning_rate_permits_a_longer_run(tmp_path):
@@ -194,7 +160,8 @@ def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsy
     assert "disk is full" in error_line(capsys, "data", "world", "--out", "w")
     error = ValueError("Error writing /x [OS error 27: EFBIG File too large]")
     assert "ulimit -f" in error_line(capsys, "data", "world", "--out", "w")
-    for error in (ValueError("bad"), TimeoutError("late")):
+    bug = jax.errors.JaxRuntimeError("INTERNAL: a bug")
+    for error in (ValueError("bad"), TimeoutError("late"), bug):
         with pytest.raises(type(error)):
             main(["data", "world", "--out", "w"])
 
@@ -204,10 +171,7 @@ def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsy
     [
         (MemoryError(), "out of memory (of this machine)"),
         (MemoryError("Unable to allocate 9 TiB"), "out of memory (Unable to allocate 9 TiB)"),
-        (
-            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Error allocating\n 9 bytes"),
-            "out of memory (RESOURCE_EXHAUSTED: Error allocating 9 bytes)",
-        ),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED:\n B"), "memory (RESOURCE_EXHAUSTED: B)"),
         (jax.errors.JaxRuntimeError("INTERNAL: x: Out of memory"), "out of memory (INTERNAL"),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "out of memory ([Errno 12]"),
         (ImportError("libx.so: failed to map segment from shared object"), "out of memory (libx"),
@@ -227,33 +191,11 @@ def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(
     assert message in line and re.search(r"ragrl config plan|ulimit -u", line)
 
 
-def test_other_errors_of_jax_keep_their_traceback(monkeypatch):
-    def fail(options):
-        raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
-
-    monkeypatch.setattr(data, "run_world", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError):
-        main(["data", "world", "--out", "w"])
-
-
 def test_an_index_may_be_in_a_parent_folder(tmp_path, monkeypatch):
     corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     assert main(["data", "index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
-
-
-def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
-    from jax_ragrl.corpus.reading import load_corpus
-
-    one = write(tmp_path / "a.jsonl", {"id": "1", "title": "a", "text": "b"})
-    other = write(tmp_path / "b.jsonl", {"id": "1", "title": "a", "text": "c"})
-    index = str(tmp_path / "i")
-    assert main(["data", "index", "--corpus", one, "--out", index, "--kind", "exact"]) == 0
-    questions = write(tmp_path / "q.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"]})
-    args = ("--corpus", other, "--index", index, "--questions", questions)
-    line = error_line(capsys, "evaluate", *args)
-    assert load_corpus(one).fingerprint in line and load_corpus(other).fingerprint in line
 
 
 @pytest.mark.parametrize(
@@ -274,11 +216,8 @@ def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     overrides = url | {"guard.bounds": bounds, "objective.entropy_coefficient": 0.1, "run.steps": 3}
     job = load_job(load_config(CONFIG, [f"--config.{k}={v}" for k, v in overrides.items()]))
     assert (job.index.url, job.guard.bounds) == ("http://localhost:8000", bounds)
-    assert (
-        job.run.steps == 3
-        and job.run.questions_per_step == 14
-        and job.objective.entropy_coefficient == 0.1
-    )
+    assert (job.run.steps, job.run.questions_per_step) == (3, 14)
+    assert job.objective.entropy_coefficient == 0.1
     args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}")
     assert "did you mean guard?" in error_line(capsys, *args, "--config.gard.patience=2")
     assert "no section" in error_line(capsys, *args, "--config.run.steps.x=2")
@@ -296,15 +235,6 @@ def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
 )
 def test_an_unreadable_config_is_named(option, message, tmp_path, capsys):
     assert message in error_line(capsys, "train", option, f"--workdir={tmp_path}")
-
-
-def test_an_unreachable_retrieval_server_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jax_ragrl.runtime.servers.Tries._wait", lambda *_: 0.0)
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    row = {"id": "1", "question": "q", "golden_answers": ["a"], "metadata": {"gold": ["t"]}}
-    questions = write(tmp_path / "q.jsonl", row)
-    args = ("--retriever", "http://127.0.0.1:1", "--llm", "openai:m@http://127.0.0.1:1/v1")
-    assert "127.0.0.1:1" in error_line(capsys, "evaluate", "--questions", questions, *args)
 
 
 @pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup tiny", "config plan"])
@@ -445,12 +375,6 @@ def test_echoes_of_a_failed_checkpoint_are_not_reported(monkeypatch):
     for message in ("Event loop is closed", "another"):
         Closed(message)
     assert [str(event.exc_value) for event in reports] == ["another"]
-
-
-def test_the_package_can_be_executed_as_a_module():
-    command = [sys.executable, "-m", "jax_ragrl", "--version"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert output == f"ragrl {__version__}\n"
 
 
 def test_a_file_is_divided_once(tmp_path, capsys):

@@ -68,12 +68,6 @@ def test_another_kind_drops_the_keys_of_the_file():
     assert job.index == RemoteIndex("http://h:1")
 
 
-def test_an_override_of_an_unread_key_is_refused():
-    given = ["--config.llm.kind=none", "--config.llm.noise=0.5"]
-    with pytest.raises(UserError, match=r"llm\.noise is 0\.5, but config\.llm\.kind is 'none'"):
-        load_job(load_config(CONFIGS / "tiny" / "c3po.py", given))
-
-
 def test_an_address_of_a_language_model_has_a_scheme():
     values = {"kind": "openai", "model": "m", "base_url": "localhost:8000/v1"}
     with pytest.raises(UserError, match="without http:// or https://: .*http://localhost:8000/v1"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import math
 import pkgutil
 import typing
@@ -18,13 +16,11 @@ from jax_ragrl.config.ranges import Bound, Count, Lengths, MeshSizes, NotNegativ
 from jax_ragrl.config.schema import build, convert, fields_of, is_section
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.load import load_job
 from jax_ragrl.systems import baselines
 from jax_ragrl.systems.registry import PAPERS, system_module
 from jax_ragrl.warmstart.demos import WarmStart
 from jax_ragrl.warmstart.finetune import Finetune
 from jax_ragrl.warmstart.warmup import Warmup
-from tests.test_configs import load
 
 BASELINES = [m.name for m in pkgutil.iter_modules(baselines.__path__, f"{baselines.__name__}.")]
 SETTINGS = [
@@ -100,32 +96,3 @@ def test_a_field_of_another_class_limits_no_number():
     assert build(Settings, values) == Settings(Weights(-2.0, -5), 0.0)
     with pytest.raises(UserError, match=r"config\.weights\.alpha is nan: use a finite number"):
         build(Settings, {"weights": {"alpha": math.nan}})
-
-
-@functools.cache
-def tiny() -> dict[str, Any]:
-    return load("tiny/c3po", {})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("optimizer.policy_lr", math.nan),
-        ("objective.eps_low", 0),
-        ("objective.kl.coefficient", -1.0),
-        ("run.staleness", 2),
-        ("guard.bounds", (("reward/mean", math.nan, 1.0),)),
-        ("shapes.prompt_lengths", (128, 64)),
-        ("packing.row_lengths", ()),
-        ("mesh", (0, 1, 1)),
-    ],
-)
-def test_a_number_that_cannot_be_meant_is_refused_by_name(key, value):
-    values = copy.deepcopy(tiny())
-    *outer, name = key.split(".")
-    section = values
-    for part in outer:
-        section = section.setdefault(part, {})
-    section[name] = value
-    with pytest.raises(UserError, match=name):
-        load_job(values)

@@ -7,7 +7,6 @@ import shutil
 import socket
 import warnings
 
-import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config, main
@@ -278,13 +277,6 @@ def test_the_shipped_policy_knows_its_roles():
     found = list(roles.check_roles(job, DataSample(questions, passages)))
     assert {finding.level for finding in found} <= {"ok", "warning"}
     assert any("of router are valid" in finding.text for finding in found)
-
-
-def test_sampled_passages_are_those_of_the_corpus():
-    passages = [Passage(str(n), "", "") for n in range(3)]
-    hits = roles.SampleRetriever(passages).search(["a", "bcd"], 5)
-    assert [len(h.passages) for h in hits] == [3, 3]
-    assert np.unique([p.id for p in hits[0].passages]).size == 3
 
 
 def test_the_command_ends_with_2_and_prints_json(capsys, tmp_path):
