@@ -52,16 +52,8 @@ def write_policy(folder: pathlib.Path) -> pathlib.Path:
     prompts = pathlib.Path(__file__).parents[1] / prompts
     texts = [file.read_text() for style in STYLES for file in sorted((prompts / style).iterdir())]
     tokenizer = ChatTokenizer(train_tokenizer(texts, 600))
-    config = DecoderConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=36,
-        intermediate_size=64,
-        num_layers=2,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=4,
-        rope_theta=1e5,
-    )
+    heads = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 4}
+    config = DecoderConfig(len(tokenizer), 36, 64, num_layers=2, rope_theta=1e5, **heads)
     tokenizer.save(folder / "tokenizer")
     decoder = Decoder(config, rngs=nnx.Rngs(0))
     save_decoder(decoder, folder / "checkpoint", folder / "tokenizer")

@@ -18,7 +18,6 @@ from jax_ragrl.json_text import MAX_DEPTH, loads, loads_or_none
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.hf import read_config
 from jax_ragrl.models.peft import _read_peft_config
-from jax_ragrl.report.load import read_lines
 from jax_ragrl.retrieval.hashed_words import FILE, HashedEncoder
 from jax_ragrl.retrieval.index import read_description
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
@@ -77,16 +76,6 @@ def test_damaged_lines_of_a_run_are_left_out(tmp_path, damage):
         {"step": 1},
         {"step": 2},
     ]
-
-
-@EACH
-def test_a_damaged_line_is_reported_by_the_report(tmp_path, damage):
-    file = tmp_path / "metrics.jsonl"
-    file.write_bytes(DAMAGED[damage].replace(b"\n", b"") + b'\n{"step": 1}\n')
-    try:
-        read_lines(file)
-    except UserError as error:
-        assert str(file) in str(error)
 
 
 @EACH
@@ -152,14 +141,8 @@ def test_damaged_pages_of_parquet_are_reported(tmp_path):
         load_questions(file)
 
 
-RAW = {
-    "model_type": "llama",
-    "vocab_size": 8,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+RAW = {"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+RAW |= {"num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.mark.parametrize(

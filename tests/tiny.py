@@ -27,16 +27,8 @@ def tokenizer() -> ChatTokenizer:
 @functools.cache
 def policy(seed: int = 0) -> tuple[Any, Any]:
     """(graph, params) of a random decoder: 2 layers, width 16."""
-    config = DecoderConfig(
-        vocab_size=len(tokenizer()),
-        hidden_size=16,
-        intermediate_size=32,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        rope_theta=1e4,
-    )
+    heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
+    config = DecoderConfig(len(tokenizer()), 16, 32, num_layers=2, rope_theta=1e4, **heads)
     return nnx.split(Decoder(config, rngs=nnx.Rngs(seed)), nnx.Param)
 
 
