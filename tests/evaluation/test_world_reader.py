@@ -11,8 +11,7 @@ from jax_ragrl.corpus.mixture import load_answered
 from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import load_frozen
-from jax_ragrl.run.config import WorldData
-from jax_ragrl.run.world_folder import load_reader, save_world
+from jax_ragrl.run.world_folder import load_reader
 from jax_ragrl.sampling.sampler import Shapes
 from tests.evaluation.test_table import settings
 
@@ -64,9 +63,3 @@ def test_the_settings_of_a_reader_may_change(folder):
 def test_a_reader_without_a_world_is_refused(llm, changes, said):
     with pytest.raises(UserError, match=said):
         load_frozen(settings("direct", llm=llm, **changes), Shapes(), None)
-
-
-def test_a_world_of_other_settings_is_another_world(tmp_path):
-    first = save_world(WorldData(size=40), tmp_path / "a")
-    again = save_world(WorldData(size=40, hops=(1,)), tmp_path / "b")
-    assert first["passages"] == again["passages"] and first["test"] > again["test"]

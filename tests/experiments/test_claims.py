@@ -60,11 +60,6 @@ def rows_of(first: float, second: float) -> dict[Cell, dict[str, Any]]:
     }
 
 
-def test_every_claim_is_there_once():
-    assert [claim.number for claim in CLAIMS] == list(range(1, 32))
-    assert all(claim.statement.endswith(".") and claim.source for claim in CLAIMS)
-
-
 @pytest.mark.parametrize("number", [c.number for c in CLAIMS if c.arms])
 def test_the_arms_of_a_claim_are_valid_configs(number, tmp_path):
     experiment = with_training_arms(experiment_of(CLAIMS[number - 1], (0,), 100))

@@ -17,7 +17,6 @@ from jax_ragrl.retrieval.measures import (
     missing_gold,
     ndcg_at,
     recall_by_hop,
-    recall_by_turn,
     reciprocal_rank,
 )
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold, search_quality
@@ -62,12 +61,6 @@ def test_measures_lie_between_zero_and_one_and_are_one_for_the_ideal_ranking(ord
     assert all(0 <= value <= 1 + 1e-9 for value in values)
     ideal = measure(gold, ranked(*gold, *(set(order) - set(gold))))
     assert ideal["ndcg@10"] == pytest.approx(1.0) and ideal["recall@10"] == ideal["mrr@10"] == 1.0
-
-
-def test_recall_by_turn_adds_what_each_turn_returned():
-    turns = [ranked("a", "x"), ranked("y"), ranked("a", "b")]
-    assert recall_by_turn(("a", "b", "c", "d"), turns) == [0.25, 0.25, 0.5]
-    assert recall_by_turn(("a",), []) == []
 
 
 def test_recall_by_hop_needs_one_gold_passage_per_hop():

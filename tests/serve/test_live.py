@@ -65,14 +65,6 @@ def test_the_page_follows_the_run_from_before_its_first_step(run):
         assert get(address)[0] != page
 
 
-def test_a_line_that_is_being_written_is_left_out(run):
-    log(run, 1)
-    with (run / "metrics.jsonl").open("a") as out:
-        out.write('{"step": 2, "rew')
-    with listening(application([run])) as address:
-        assert "Mean reward of all leaves" in get(address)[0]
-
-
 def test_predictions_are_shown_once_there_are_some(run):
     with listening(application([run])) as address:
         assert refusal(f"{address}/explorer") == 404
