@@ -180,9 +180,7 @@ def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsy
     ],
     ids=str,
 )
-def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(
-    monkeypatch, capsys, error: Exception, message: str
-):
+def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(monkeypatch, capsys, error, message):
     def fail(options):
         raise error
 

@@ -189,7 +189,5 @@ def test_a_line_of_one_repeated_text_takes_linear_time(text):
 
 
 def test_a_file_with_another_suffix_than_documents_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match=r"data\.bin lacks the suffix of a document .*: give it alone"
-    ):
+    with pytest.raises(UserError, match=r"data\.bin lacks the suffix of a .*: give it alone"):
         formats.load_passages(f"{folder(tmp_path)}/sub/a.md,{tmp_path}/data.bin")

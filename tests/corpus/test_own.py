@@ -127,12 +127,7 @@ Q, P, ROW = "questions", "passages", {"question": "q?", "answer": "a"}
         ([{"question": "q?", "reply": "a"}], Q, {}, "--fields answer=NAME"),
         ([{"ask": "q?", "reply": "a"}], Q, {}, "fields ask, reply: .*question=NAME,answer=NAME"),
         ([{"words": "w", "head": "h"}], P, {}, "--fields text=NAME"),
-        (
-            [ROW],
-            Q,
-            {"question": "qestion"},
-            r"line 1: .*'qestion' .*\(fields: question, answer\)",
-        ),
+        ([ROW], Q, {"question": "qestion"}, r"1: .*'qestion' .*\(fields: question, answer\)"),
         ([ROW, {"question": "r?"}], Q, {}, r"x, line 2: field 'answer' .*--fields answer=NAME"),
         ([{"text": "a"}, {"title": "b"}], P, {}, "line 2: field 'text' is missing"),
         ([{"text": "a"}], Q, {}, r"holds passages \(own_passages\), not .*--fields question=NAME"),

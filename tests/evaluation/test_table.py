@@ -221,10 +221,7 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
     for more, message in (
         (("--config.recipe.system.top_k=3",), "give --run"),
         (("--run", str(run), "--config.run.steps=3"), "config.recipe and config.shapes alone"),
-        (
-            ("--run", str(run), "--config.recipe.system.max_plan_step=3"),
-            "did you mean max_plan_steps",
-        ),
+        (("--run", str(run), "--config.recipe.system.max_plan_step=3"), "mean max_plan_steps"),
     ):
         assert main((*args, *more)) == 2 and message in capsys.readouterr().err
 
@@ -301,10 +298,7 @@ def test_a_search_server_excludes_a_corpus_and_an_index(tmp_path, capsys):
     save_questions([ANN, BOB], file)
     for args, message in (
         (["--questions", str(file), "--corpus", str(file)], "--retriever alone"),
-        (
-            ["--questions", str(file), "--systems", "skr_knn", "--train", str(file)],
-            "not --retriever",
-        ),
+        (["--questions", str(file), "--systems=skr_knn", f"--train={file}"], "not --retriever"),
         (["--data", f"{file}@{file}"], "--retriever searches for all sets"),
         (["--data", f"{file}@{file}", "--run-files", "runs"], "--run-files is for one"),
         (["--data", f"{file}@{file}", "--json"], "--json is for one question set"),

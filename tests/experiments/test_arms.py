@@ -24,12 +24,7 @@ from jax_ragrl.experiments.arms import (
     share_of,
     training_cell,
 )
-from jax_ragrl.experiments.comparison import (
-    compare,
-    mean_by_question,
-    page,
-    paired_differences,
-)
+from jax_ragrl.experiments.comparison import compare, mean_by_question, page, paired_differences
 from jax_ragrl.experiments.pairs import Pair
 from jax_ragrl.warmstart.make_demos import demo_settings
 from jax_ragrl.warmstart.unfinished import claim_folder

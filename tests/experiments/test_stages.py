@@ -108,9 +108,7 @@ def test_later_answers_are_those_of_the_trained_policy(tmp_path: pathlib.Path):
 
 
 @pytest.mark.slow
-def test_a_policy_learns_from_demonstrations_before_its_training(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_policy_learns_from_demonstrations_before_its_training(tmp_path, monkeypatch):
     config = "configs/tiny/mao_arag.py"
     monkeypatch.setattr(stages, "DEMO_QUESTIONS", 6)
     none = (*SMALL[:1], "run.steps=0", "run.dev_questions=2")

@@ -65,12 +65,7 @@ def decode_program(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "compile_program", keep)
         facts = sampling.count_sampling(
-            shapes,
-            config,
-            mesh_of(topology),
-            width=width,
-            rules=Rules(embed=None),
-            nucleus=False,
+            shapes, config, mesh_of(topology), width=width, rules=Rules(embed=None), nucleus=False
         )
     return facts["decode_step"], texts
 

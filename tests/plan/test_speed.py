@@ -26,12 +26,7 @@ from jax_ragrl.plan.operations import (
     score_flops,
 )
 from jax_ragrl.plan.policies import PlannedPolicy
-from jax_ragrl.plan.speed import (
-    checkpoint_bytes,
-    count_programs,
-    least_times,
-    update_passes,
-)
+from jax_ragrl.plan.speed import checkpoint_bytes, count_programs, least_times, update_passes
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import GPUS, TPU_MEMORY
 from jax_ragrl.sampling.sampler import Shapes

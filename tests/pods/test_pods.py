@@ -135,9 +135,7 @@ def test_a_pod_is_deleted_after_the_run_whose_crashes_are_repaired(
     assert sum(call[1] == "scp" for call in calls) == starts
 
 
-def test_a_worker_is_installed_from_the_tpu_lock_with_a_new_python(
-    tmp_path: pathlib.Path, cloud: Cloud
-):
+def test_a_worker_is_installed_from_the_tpu_lock_with_a_new_python(tmp_path, cloud):
     write_script(
         cloud.folder / "ragrl",
         f"cp ~/pip {tmp_path}/pip-$JAX_PROCESS_ID; cp -r $PWD {tmp_path}/sent",

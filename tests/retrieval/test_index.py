@@ -162,9 +162,7 @@ def test_overwritten_vectors_are_named_by_the_first_search(corpus, kind, dtype, 
     file = tmp_path / name / "c" / "0" / "0"
     file.write_bytes(bytes(file.stat().st_size))
     # The searcher of ScaNN reads its vectors when it is opened.
-    with pytest.raises(
-        UserError, match=f"{name}/c/0/0 is damaged .*rerun 'ragrl data index', or del"
-    ):
+    with pytest.raises(UserError, match=f"{name}/c/0/0 is damaged .*rerun 'ragrl data index'"):
         open_index(tmp_path, corpus).search(["Silent Harbor"], 1)
 
 
@@ -329,7 +327,5 @@ def test_a_run_refuses_an_index_of_another_kind(corpus, tmp_path):
     assert open_or_build_index(corpus, asked, tmp_path).fingerprint == corpus.fingerprint
     others = ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"})
     for other in (*others, {"dtype": "bfloat16"}):
-        with pytest.raises(
-            UserError, match="is of kind exact, in float32, with the encoder hashed"
-        ):
+        with pytest.raises(UserError, match="is of kind exact, in float32, .*encoder hashed"):
             open_or_build_index(corpus, dataclasses.replace(asked, **other), tmp_path)

@@ -195,22 +195,18 @@ def test_queries_whose_hits_cannot_be_read_are_asked_once_more_and_fail_alone(la
         assert "query 1, hit 1: the score 'nan'" in str(results[1])
 
 
+BM25 = {"document": {"title": "T", "text": "a b", "contents": '"T"\na b'}, "score": 7.5}
+CUT = {"document": {"id": "1", "title": None, "text": None, "contents": '"T"\n\ud83d'}}
+
+
 @pytest.mark.parametrize(
     ("entry", "passage", "scores"),
     [
         # Its servers of Google and SerpAPI.
         ({"document": {"contents": '"T"\na b'}}, ("T", "a b"), [1, 0.5]),
         # Its server of BM25, whose index holds the documents.
-        (
-            {"document": {"title": "T", "text": "a b", "contents": '"T"\na b'}, "score": 7.5},
-            ("T", "a b"),
-            [7.5, 7.5],
-        ),
-        (
-            {"document": {"id": "1", "title": None, "text": None, "contents": '"T"\n\ud83d'}},
-            ("1", "T", "\ufffd"),
-            [1.0],
-        ),
+        (BM25, ("T", "a b"), [7.5, 7.5]),
+        (CUT, ("1", "T", "\ufffd"), [1.0]),
         # Its dense server, and BM25 over a corpus file.
         ({"document": {"id": "0", "contents": '"T"\na b'}, "score": 1}, ("0", "T", "a b"), [1, 1]),
         ({"document": {"id": None, "contents": "a b"}}, ("", "a b"), [1]),

@@ -119,9 +119,7 @@ def test_opening_names_what_is_missing(tmp_path):
     shards.write_array(ROWS, tmp_path, "float32")
     file = tmp_path / "c" / "2" / "0"
     file.write_bytes(b"half")
-    with pytest.raises(
-        UserError, match="shard 2 has 4 bytes instead of 36.*rerun 'ragrl data index'"
-    ):
+    with pytest.raises(UserError, match="shard 2 has 4 bytes instead of 36.*rerun 'ragrl"):
         shards.MappedArray(tmp_path)
     file.unlink()
     with pytest.raises(UserError, match="shard 2 is missing"):
@@ -143,9 +141,7 @@ def test_the_first_read_names_a_shard_with_other_bytes(read, value, tmp_path):
     overwrite(file, value)
     array = shards.MappedArray(tmp_path)
     for _ in range(2):
-        with pytest.raises(
-            UserError, match="c/3/0 is damaged .*other bytes.*rerun 'ragrl data index'"
-        ):
+        with pytest.raises(UserError, match="c/3/0 is damaged .*other bytes.*rerun 'ragrl"):
             read(array)
 
 

@@ -137,9 +137,7 @@ def test_remaining_queries_do_not_wait_for_an_unavailable_engine():
         ("serper", JSONResponse([]), "no list 'organic'"),
     ],
 )
-def test_an_engine_that_never_found_anything_fails_its_queries(
-    name: str, reply: Response, message: str
-):
+def test_an_engine_that_never_found_anything_fails_its_queries(name, reply, message):
     with engine(lambda asked: reply) as (address, _):
         for failure in WebRetriever(name, address, retries=0).search(["a", "b"], 1):
             assert isinstance(failure, EffectError) and re.search(message, str(failure))

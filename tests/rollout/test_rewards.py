@@ -33,9 +33,7 @@ def for_bob(value):
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
 def test_a_reward_that_is_no_finite_number_names_the_question_and_the_function(value):
-    with pytest.raises(
-        UserError, match=r"my_reward returned .* 'q-bob' \('Where was Bob born\?'\)"
-    ):
+    with pytest.raises(UserError, match=r"my_reward returned .* 'q-bob' \('Where was Bob"):
         leaf_rewards(functools.partial(for_bob(value)), forest())
     with pytest.raises(UserError, match=r"<lambda> returned .*q-ann"):
         answer_rewards(forest(), lambda answer, gold: value)

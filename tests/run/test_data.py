@@ -20,10 +20,7 @@ def write(path, rows):
     [
         (["p0", "T1"], ""),
         (["p0", "gone"], "1 of 2 gold passages of data.files.dev are not in .*'gone': no search"),
-        (
-            ["gone", "away"],
-            "2 of 2 gold passages of data.files.dev are not in .*give dev questions",
-        ),
+        (["gone", "away"], "2 of 2 gold passages of data.files.dev are not .*give dev questions"),
         ([], ""),
     ],
 )

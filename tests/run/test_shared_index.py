@@ -42,9 +42,7 @@ def is_free(folder: pathlib.Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", INDEXES)
-def test_a_run_waits_for_the_index_that_another_one_builds(
-    kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_waits_for_the_index_that_another_one_builds(kind, tmp_path, monkeypatch):
     """The other run is this thread: it holds the lock by a file that the library does not know."""
     folder = tmp_path / "index"
     folder.mkdir()

@@ -29,9 +29,7 @@ def values(folder: pathlib.Path, **changes: Any) -> dict[str, Any]:
         ({"lora": None}, "config.lora is None, but RUN was trained with LoRAConfig"),
     ],
 )
-def test_adapters_of_another_base_or_size_are_refused(
-    changes: dict[str, Any], message: str, tmp_path: pathlib.Path
-):
+def test_adapters_of_another_base_or_size_are_refused(changes, message, tmp_path):
     _, parts = small_run(tmp_path, steps=1)
     run = tmp_path / "run"
     save_config(run / "config.json", values(tmp_path))

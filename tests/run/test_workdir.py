@@ -46,9 +46,7 @@ def test_a_run_records_its_versions_and_its_device(trained: pathlib.Path):
 
 
 @pytest.mark.parametrize("package", ["jax", "jaxlib"])
-def test_another_version_of_jax_is_refused_unless_it_is_asked_for(
-    trained: pathlib.Path, monkeypatch: pytest.MonkeyPatch, package: str
-):
+def test_another_version_of_jax_is_refused_unless_it_is_asked_for(trained, monkeypatch, package):
     use(monkeypatch, **{package: "0.9.9"})
     with pytest.raises(UserError, match=rf"{package} 0\.9\.9.* --config.run.other_versions=True"):
         claim(trained)
@@ -68,9 +66,7 @@ def test_other_packages_are_recorded(trained: pathlib.Path, monkeypatch: pytest.
     assert [x["numpy"] == "3.0" for x in entries(trained)] == [False, True]
 
 
-def test_before_its_first_checkpoint_a_run_may_change_its_version(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_before_its_first_checkpoint_a_run_may_change_its_version(tmp_path, monkeypatch):
     claim(tmp_path)
     use(monkeypatch, jax="0.9.9")
     claim(tmp_path)

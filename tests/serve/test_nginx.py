@@ -24,16 +24,7 @@ from starlette.routing import Route
 
 from jax_ragrl.serve.access import Settings
 from tests.listening import listening
-from tests.serve.stub import (
-    Echo,
-    accepts,
-    connect,
-    request,
-    search,
-    serving,
-    status,
-    wait_until,
-)
+from tests.serve.stub import Echo, accepts, connect, request, search, serving, status, wait_until
 
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 CONF = pathlib.Path(__file__).parents[2] / "launch" / "nginx.conf"

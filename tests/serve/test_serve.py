@@ -264,9 +264,7 @@ USER = {"role": "user", "content": "q"}
         ("/health", {}, 405, "Method Not Allowed"),
     ],
 )
-def test_a_bad_request_is_refused_with_a_reason(
-    http: TestClient, path: str, body: Any, status: int, message: str
-):
+def test_a_bad_request_is_refused_with_a_reason(http, path, body, status, message):
     content = body if isinstance(body, bytes) else json.dumps(body)
     reply = http.post(path, content=content, headers={"Content-Type": "application/json"})
     assert reply.status_code == status and message in reply.json()["error"]["message"]

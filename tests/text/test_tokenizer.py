@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 
 import hypothesis
 import pytest
@@ -276,9 +275,7 @@ def test_a_damaged_tokenizer_is_refused(tokenizer, damage, tmp_path):
 
 
 @pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "OwnTokenizer"])
-def test_code_in_a_folder_is_never_executed(
-    tokenizer, tokenizer_class: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_code_in_a_folder_is_never_executed(tokenizer, tokenizer_class, tmp_path, monkeypatch):
     """A known class loads without the code; an unknown class is an error."""
     folder, trace = tmp_path / "policy", tmp_path / "executed"
     tokenizer.save(folder)

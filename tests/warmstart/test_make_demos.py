@@ -237,9 +237,7 @@ def test_foreign_files_are_not_overwritten(tmp_path):
     """A file of questions, whose rows have the same key, and an output that was deleted."""
     out = tmp_path / "train.jsonl"
     out.write_text('{"question": "who", "answers": ["x"]}\n')
-    with pytest.raises(
-        UserError, match=r"train.jsonl was not written by this command.*another --out"
-    ):
+    with pytest.raises(UserError, match=r"train.jsonl was not written by this .*another --out"):
         resumable.claim_output(out, {}, DEMO_OUTPUT)
     assert out.read_text() == '{"question": "who", "answers": ["x"]}\n'
     deleted = tmp_path / "d.jsonl"
