@@ -98,7 +98,8 @@ def main(arguments: Sequence[str]) -> int:
         with deadline():
             vulnerable = ask(pins)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        print(f"not audited: {len(pins)} packages, since the database does not answer ({error})")
+        why = str(error).strip()
+        print(f"not audited: {len(pins)} packages, since the database does not answer ({why})")
         return 0
     for (name, version), names in vulnerable.items():
         print(f"{name}=={version} is vulnerable: {', '.join(names)}")

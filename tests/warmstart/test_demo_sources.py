@@ -109,7 +109,6 @@ def test_a_tree_without_all_three_strategies_is_refused():
     [
         ("mmoa_rag", ["--of=adaptive_rag", "--writer=tiny"], "this config has another system"),
         ("mmoa_rag", ["--of=slim_plm", "--writer=labels"], "of a config, not for --of slim_plm"),
-        ("c3po", ["--writer=labels:answer", SMALL], "labels:answer is for system mmoa_rag"),
         ("c3po", ["--of=skr_knn", "--writer=tiny"], "use one of adaptive_rag, slim_plm"),
     ],
 )
@@ -117,6 +116,12 @@ def test_a_wrong_choice_is_refused_before_any_output(config, arguments, message,
     file, out = CONFIGS / "tiny" / f"{config}.py", tmp_path / "new" / "d.jsonl"
     assert main(["warmup", "demos", f"--config={file}", f"--out={out}", *arguments]) == 2
     assert message in capsys.readouterr().err and not out.parent.exists()
+
+
+def test_other_labels_are_for_mmoa_rag_only(tmp_path, capsys):
+    config, out = f"--config={CONFIGS / 'tiny' / 'c3po.py'}", f"--out={tmp_path / 'd.jsonl'}"
+    assert main(["warmup", "demos", config, out, SMALL, "--writer=labels:answer"]) == 2
+    assert "labels:answer is for system mmoa_rag" in capsys.readouterr().err
 
 
 def test_the_command_resumes_and_refuses_other_settings(tmp_path, capsys, monkeypatch):
