@@ -8,12 +8,12 @@ from typing import Any
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
-from jax_ragrl.export.llama_cpp import write_gguf
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.thinking import set_thinking_default, thinking_of
 from jax_ragrl.export.weights import export, export_adapter
 from jax_ragrl.models import gguf_file
 from jax_ragrl.models.by_name import local_model
+from jax_ragrl.models.gguf_export import write_gguf
 from jax_ragrl.models.hf import check_new
 from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
 from jax_ragrl.run.config import Job
@@ -39,7 +39,7 @@ def export_run(
       policy: the name of a policy; empty if the run has one.
       dtype: the dtype of the weights.
       adapter: export only the LoRA adapter.
-      gguf: also write `model.gguf` (see `export.llama_cpp`).
+      gguf: also write `model.gguf` (see `models.gguf_export`).
       push_to: a repository on the Hub, which everyone may read if it is `public`; empty: no upload.
 
     Returns:

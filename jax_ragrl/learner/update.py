@@ -63,7 +63,7 @@ def update(
     with mesh_context(spec.mesh):
         data = split_minibatches(groups, spec, rng)
         scores = score_actions(policy, data)
-        targets, advantage_AT = compute_targets(policy, data, scores)
+        targets, advantage_AT, importance_AT = compute_targets(policy, data, scores)
         by_role_metrics = role_gradient_metrics(policy, data, targets) if by_role else {}
         policy, sums, outputs = _optimize_all(policy, data, targets)
         if not needs_old_logps(spec):
@@ -79,6 +79,10 @@ def update(
             moved = move_metrics(policy, data, before_AT)
     metrics = _step_metrics(to_host(sums)) | by_role_metrics | moved
     metrics |= action_metrics(spec.roles, data.actions, scores, advantage_AT)
+    if cap := spec.objective.importance_weight_cap:
+        weights = importance_AT[scores.mask_AT]
+        metrics["importance_weight/mean"] = float(weights.mean())
+        metrics["importance_weight/capped"] = float((weights >= cap).mean())
     tokens = sum(group.tokens for group in groups)
     metrics["flops"] = update_flops(policy, tokens - data.skipped_tokens)
     if spec.objective.skip_zero_advantage:
@@ -230,10 +234,10 @@ def scores_before_update(o: Objective, optimizer: Optimizer) -> bool:
 
 def compute_targets(
     policy: Policy, data: Minibatches, scores: ActionScores
-) -> tuple[list[list[Targets]], np.ndarray]:
-    """Returns the targets of each batch of each minibatch, and all advantages, float32 `[A, T]`.
+) -> tuple[list[list[Targets]], np.ndarray, np.ndarray]:
+    """Returns the targets of each batch of each minibatch, all advantages and importance weights.
 
-    Advantages are whitened over all minibatches at once.
+    The latter two are float32 `[A, T]`. Advantages are whitened over all minibatches at once.
     """
     spec, o = policy.spec, policy.spec.objective
     # Padding the number of actions keeps the number of compiled shapes small.
@@ -258,7 +262,7 @@ def compute_targets(
         )
     fields = [[None] * len(data.batches) if x is None else data.by_row(x) for x in targets]
     by_batch = [Targets(*of_one) for of_one in zip(*fields, strict=True)]
-    return data.regroup(by_batch), advantage_AT
+    return data.regroup(by_batch), advantage_AT, importance_AT
 
 
 def token_weights(
@@ -333,8 +337,8 @@ def action_metrics(
 ) -> dict[str, float]:
     """Returns statistics of the trained actions: over all of them, and by role.
 
-    `response_length` is a mean over actions, the others are over tokens. `sampler_gap/max` is the
-    largest difference in nats between the policy's and the sampler's log-probabilities.
+    `response_length` is a mean over actions, the others are over tokens. `sampler_gap` is the
+    difference in nats between the policy's and the sampler's log-probabilities, without its sign.
     """
     mask_AT = scores.mask_AT
     means = {"advantage": advantage_AT, "value": scores.value_AT, "entropy/old": scores.entropy_AT}
@@ -349,8 +353,8 @@ def action_metrics(
         metrics |= {f"{name}/{roles[z]}": mean for name, mean in _means(means, own_AT).items()}
         metrics[f"advantage/std/{roles[z]}"] = float(advantage_AT[own_AT].std())
     if scores.logp_AT is not None:
-        gap_AT = np.abs(scores.logp_AT - scores.behaviour_logp_AT)
-        metrics["sampler_gap/max"] = float(gap_AT[mask_AT].max())
+        gaps = np.abs(scores.logp_AT - scores.behaviour_logp_AT)[mask_AT]
+        metrics |= {"sampler_gap/max": float(gaps.max()), "sampler_gap/mean": float(gaps.mean())}
     return metrics
 
 

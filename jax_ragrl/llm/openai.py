@@ -7,9 +7,10 @@ import itertools
 import os
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+import httpx2
 import openai
 
 from jax_ragrl.config.schema import is_http
@@ -32,6 +33,8 @@ from jax_ragrl.runtime.servers import (
 )
 from jax_ragrl.types import LLMRequest
 
+T = TypeVar("T")
+CHAT = "/chat/completions"
 TRANSIENT = (408, 409, 429)  # in addition to 5xx, as in OpenAI's client
 OVERLOAD_CODES = (429, 503)  # with fewer requests at once the server may answer
 MAX_TOKENS = 1 << 30  # of one reply, as a server may report them
@@ -136,7 +139,7 @@ class OpenAILLM:
             return reply
         self._in_flight[key] = own = asyncio.get_running_loop().create_future()
         try:
-            outcome = await self._sent(body, request.purpose)
+            outcome = await self.ask(CHAT, body, request.purpose, read_completion)
             if self._cache is not None and not isinstance(outcome, EffectError):
                 self._cache.put(key, outcome, body)
             own.set_result(outcome)
@@ -161,11 +164,22 @@ class OpenAILLM:
                 )
         return self._cache.get(key) if self._cache is not None else None
 
-    async def _sent(self, body: Mapping[str, Any], purpose: str) -> str | EffectError:
+    async def ask(
+        self, path: str, body: Mapping[str, Any], purpose: str, read: Callable[[bytes], T]
+    ) -> T | EffectError:
+        """Sends one request, with retries; returns what `read` finds in the body of its reply.
+
+        Args:
+          path: after the address of the server, or a whole address.
+          body: the JSON of the request.
+          purpose: names the request in an error.
+          read: as in `runtime.servers.read_reply`.
+        """
         rank, remedy = next(self._ranks), ""
         try:
             return await self._tries.ask(
-                lambda patience: self._attempt(body, patience), lambda: self._gate.slot(rank)
+                lambda patience: self._attempt(path, body, patience, read),
+                lambda: self._gate.slot(rank),
             )
         except (TryFailed, EffectError, openai.OpenAIError) as error:
             if isinstance(error, TryFailed) and error.is_late:
@@ -173,26 +187,25 @@ class OpenAILLM:
             why = str(error).removesuffix(".")
         return EffectError(f"{self._label} failed on {purpose}: {why}{remedy}")
 
-    async def _attempt(self, body: Mapping[str, Any], patience: float) -> str:
+    async def _attempt(
+        self, path: str, body: Mapping[str, Any], patience: float, read: Callable[[bytes], T]
+    ) -> T:
         """Makes one try; see `Tries.ask` for its argument and its errors."""
-        completions, start = self._client.chat.completions.with_raw_response, time.monotonic()
+        start = time.monotonic()
         try:
-            # All options are in the body: the client's own parameters would reject the fields of
-            # other servers.
-            options = {name: x for name, x in body.items() if name not in ("model", "messages")}
-            outcome = await completions.create(
-                model=body["model"],
-                messages=body["messages"],
-                extra_body=options,
-                timeout=patience * self._timeout,
+            # Not the client's own methods, whose parameters reject the fields of other servers.
+            reply = await self._client.post(
+                path,
+                cast_to=httpx2.Response,
+                body=body,
+                options={"timeout": patience * self._timeout},
             )
         except openai.APIStatusError as error:
-            reply, code = error.response, error.status_code
+            code, why = error.status_code, describe(error.response)
             if code in OVERLOAD_CODES:
                 self._gate.count_overload(start)
-            why = describe(reply)
             if code in TRANSIENT or code >= 500:
-                raise TryFailed(why, retry_after(reply.headers)) from error
+                raise TryFailed(why, retry_after(error.response.headers)) from error
             raise EffectError(why) from error
         except openai.APIConnectionError as error:
             # A time-out, or a connection that a full server refuses.
@@ -200,7 +213,7 @@ class OpenAILLM:
             is_late = isinstance(error, openai.APITimeoutError)
             raise TryFailed(f"{error} ({error.__cause__})", is_late=is_late) from error
         self._gate.count_reply(start)
-        return read_reply(outcome.http_response, read_completion)
+        return read_reply(reply, read)
 
     def _body(self, request: LLMRequest) -> dict[str, Any]:
         """The JSON of a request without fields of None, and without the seed if it is greedy."""

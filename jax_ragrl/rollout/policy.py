@@ -10,6 +10,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
+from jax_ragrl.rollout.engine import EngineSampler
 from jax_ragrl.rollout.roles import TOO_LONG, Role
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.counters import SamplingCounters
@@ -45,6 +46,7 @@ class PolicySampler:
       models: split decoders by the name of their policy.
       shapes: no action is longer than `shapes.max_new_tokens`, whatever its role allows.
       greedy: whether temperature 0 replaces the temperature of every role.
+      samplers: those that policies without an entry in `models` act by, such as an `EngineSampler`.
     """
 
     models: SamplerModels
@@ -52,9 +54,9 @@ class PolicySampler:
     shapes: Shapes = Shapes()
     greedy: bool = False
     counters: SamplingCounters = dataclasses.field(default_factory=SamplingCounters)
-    # By policy; they keep contexts from round to round.
-    _samplers: dict[str, JobSampler] = dataclasses.field(
-        init=False, repr=False, compare=False, default_factory=dict
+    # By policy; that of a model is added at its first use, and keeps contexts from round to round.
+    samplers: dict[str, JobSampler | EngineSampler] = dataclasses.field(
+        repr=False, compare=False, default_factory=dict
     )
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
@@ -73,12 +75,12 @@ class PolicySampler:
         # Start all jobs before waiting for one, so that the device is busy while rows are read.
         started = []
         for policy, width in sorted(batches):
-            if policy not in self._samplers:
+            if policy not in self.samplers:
                 of_model = self.models[policy], self.tokenizer, self.shapes, self.counters
-                self._samplers[policy] = JobSampler(*of_model)
+                self.samplers[policy] = JobSampler(*of_model)
             batch = batches[policy, width]
             jobs = [pending.job for pending in batch]
-            started.append((batch, self._samplers[policy].start(jobs, width)))
+            started.append((batch, self.samplers[policy].start(jobs, width)))
         for batch, wait in started:
             for (job, _, prompt, opening, actions), rows in zip(batch, wait(), strict=True):
                 prefix = job.ids[len(job.ids) - job.prefix_length :]

@@ -26,6 +26,7 @@ from jax_ragrl.models.config import REMAT, TINY
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.kinds import Index, VectorIndex
 from jax_ragrl.rollout.costs import FREE, Prices
+from jax_ragrl.rollout.engine import Engine
 from jax_ragrl.rollout.system import check_members
 from jax_ragrl.rollout.tools import Tool
 from jax_ragrl.run.guards import Guard
@@ -212,6 +213,7 @@ class Job:
         and on dev questions; kind `none`: no judge.
       tools: the tools that the system may call, by name.
       prices: prices of the environment, which give metrics and tables a cost in dollars.
+      engine: a server that samples the rollouts of training; None: this process.
       shapes: static shapes of sampling.
       packing: static shapes of training batches.
       policy: the model that all policies start from, by its name (`docs/howto/name_a_model.md`).
@@ -248,6 +250,7 @@ class Job:
     judge: LLM = NoLLMConfig()
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
     prices: Prices = FREE
+    engine: Engine | None = None
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
     policy: str = TINY
@@ -300,7 +303,37 @@ class Job:
                 "policies before the last update would count as rollouts of the newest. "
                 "Set the cap, for example to 2.0"
             )
+        if self.engine is not None:
+            self._check_engine(self.engine)
         self._check_credit()
+
+    def _check_engine(self, engine: Engine) -> None:
+        roles = self.recipe.system.roles.values()
+        masked = [role.name for role in roles if role.strict or role.allowed_token_regex]
+        if masked:
+            raise UserError(
+                f"engine is set, but it cannot sample role {masked[0]}, which may write certain "
+                "tokens only: use grammar 'loose' and another system, or no engine"
+            )
+        if len(policies := {role.policy for role in roles}) > 1:
+            raise UserError(
+                f"engine has one model, but this run has policies {', '.join(sorted(policies))}: "
+                "use one policy for all roles, or no engine"
+            )
+        if any(role.sampling.top_p < 1 and role.sampling.temperature != 1 for role in roles):
+            raise UserError(
+                "engine is set with a top_p below 1 and a temperature other than 1, for which no "
+                "engine reports the probability before the nucleus filter: set one of them to 1"
+            )
+        if self.preference is None and not self.objective.importance_weight_cap:
+            raise UserError(
+                "engine is set, but objective.importance_weight_cap is 0: its probabilities, which "
+                "differ from the learner's, would count as equal. Set the cap, for example to 2.0"
+            )
+        if engine.weights == "adapter" and self.lora is None:
+            raise UserError(
+                "engine.weights is 'adapter', but lora is not set: use 'model', or train an adapter"
+            )
 
     def _check_preference(self) -> None:
         if self.recipe.width < 2:

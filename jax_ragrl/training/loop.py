@@ -30,6 +30,7 @@ from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.text.metrics import training_metric
 from jax_ragrl.training.best import forget_best, keep_best
 from jax_ragrl.training.early_stop import Scores
+from jax_ragrl.training.handover import Handover
 from jax_ragrl.training.log import (
     METRICS,
     TREES,
@@ -85,7 +86,9 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         changes = on_process_zero(lambda: version_changes(workdir))
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={})
-        rollouts = files.enter_context(contextlib.closing(make_rollouts(job, parts)))
+        handover = job.engine and Handover(job, parts.tokenizer, workdir, start)
+        rollouts = make_rollouts(job, parts, handover)
+        files.enter_context(contextlib.closing(rollouts))
         if start:
             rollouts.restore(entries, start)
         # Training may only make the policies worse: `RUN@best` then has the initial ones.
@@ -189,14 +192,14 @@ def start_or_resume(
     return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, meta
 
 
-def make_rollouts(job: Job, parts: Components) -> Rollouts:
+def make_rollouts(job: Job, parts: Components, handover: Handover | None = None) -> Rollouts:
     return Rollouts(
         method=method_of(job),
         data=QuestionStream(parts.questions["train"], job.seed),
         questions_per_step=job.run.questions_per_step,
         steps=job.run.steps,
         staleness=job.run.staleness,
-        act=functools.partial(acting_environment, job, parts),
+        act=functools.partial(acting_environment, job, parts, handover),
         notes_signal=job.run.prefer_signal,
     )
 

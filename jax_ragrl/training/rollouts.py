@@ -68,8 +68,8 @@ class InFlight(NamedTuple):
     """Rollouts that were begun before their `step`, from 0, and may be stopped by `waiting`.
 
     `data` is the state of the questions before the step drew its own, and `environment` that of the
-    rollouts. The `staleness` is 0 if the update since was undone. `is_whole`: `rollout` has the
-    rollouts of all processes.
+    rollouts. The `staleness`, which adds to that of `rollout`, is 0 if the update since was undone.
+    `is_whole`: `rollout` has the rollouts of all processes.
     """
 
     step: int
@@ -119,7 +119,8 @@ class Rollouts:
         early_wait, self._early_wait = self._early_wait, 0.0
         if in_flight is not None:
             rollout = in_flight.rollout.result()
-            return rollout._replace(staleness=in_flight.staleness, early_wait=early_wait)
+            staleness = rollout.staleness + in_flight.staleness
+            return rollout._replace(staleness=staleness, early_wait=early_wait)
         waiting = WaitingTimes()
         with waiting.call(DEVICE):
             environment = self.act(policies, False)._replace(times=waiting)
@@ -128,7 +129,7 @@ class Rollouts:
             method, questions, lambda: collect_shard(method, environment, questions, step)
         )
         forest = self._refill(forest, environment, step)
-        return Rollout(forest, 0, waiting.seconds())
+        return Rollout(forest, environment.age, waiting.seconds())
 
     def _refill(self, forest: Forest, environment: Environment, step: int) -> Forest:
         """Adds rollouts of further questions in place of dead ones (a collective)."""
@@ -158,7 +159,7 @@ class Rollouts:
 
         def run() -> Rollout:
             forest = collect_shard(self.method, environment, questions, step)
-            return Rollout(forest, 0, waiting.seconds())
+            return Rollout(forest, environment.age, waiting.seconds())
 
         rollout = self._pool.submit(run)
         self._in_flight = InFlight(step, state, questions, environment, rollout, waiting)
@@ -183,7 +184,7 @@ class Rollouts:
             environment = in_flight.environment._replace(times=waiting)
             forest = self._refill(forest, environment, in_flight.step)
             seconds = {cause: x + first.seconds[cause] for cause, x in waiting.seconds().items()}
-            whole.set_result(Rollout(forest, 0, seconds))
+            whole.set_result(Rollout(forest, first.staleness, seconds))
         except Exception as error:  # any error belongs to the step, which comes later
             whole.set_exception(error)
         self._in_flight = in_flight._replace(rollout=whole, environment=None, is_whole=True)
@@ -219,7 +220,7 @@ class Rollouts:
             entries["forest"] = records.dumps(rollout.result().forest)
             # What could not be read would be an error of the resumed run, which comes too late.
             records.loads(entries["forest"])
-            entries["staleness"] = self._in_flight.staleness
+            entries["staleness"] = self._in_flight.staleness + rollout.result().staleness
         return entries
 
     def restore(self, entries: Mapping[str, Any], step: int) -> None:

@@ -19,6 +19,7 @@ from jax_ragrl.run.indicators import OFF
 from jax_ragrl.run.parts import Components
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.training.handover import Handover
 from jax_ragrl.training.step import Method
 
 
@@ -119,7 +120,19 @@ def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[s
 
 
 def acting_environment(
-    job: Job, parts: Components, policies: Policies, outlive_update: bool = False
+    job: Job,
+    parts: Components,
+    handover: Handover | None,
+    policies: Policies,
+    outlive_update: bool = False,
 ) -> Environment:
+    """Returns an environment in which the policies act, by the engine of a `handover` if given.
+
+    `outlive_update` is as in `acting_models`.
+    """
+    if handover is not None:
+        samplers = handover.samplers(policies)
+        sampler = PolicySampler({}, parts.tokenizer, job.shapes, samplers=samplers)
+        return parts.environment(sampler)._replace(age=handover.age)
     models = acting_models(policies, outlive_update=outlive_update)
     return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes))

@@ -144,6 +144,9 @@ def update(
     if o.advantage == "whitened_gae":
         advantage = (advantage - advantage.mean()) / np.sqrt(advantage.var() + 1e-8)
     weight = weights(o, tokens, roles)
+    if o.importance_weight_cap:
+        behaviour = np.concatenate([turn.behaviour_logps for turn in turns])
+        weight = weight * np.minimum(np.exp(old - behaviour), o.importance_weight_cap)
 
     def policy_loss(p: Params) -> float:
         logp, entropy = logps(p, tokens, temperature)

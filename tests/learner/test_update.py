@@ -238,7 +238,7 @@ def test_only_the_model_with_a_non_finite_gradient_is_skipped():
         policy = prepared(PPO, PPO_ADAM)
         data = minibatches(policy)
         scores = update_module.score_actions(policy, data)
-        targets, _ = update_module.compute_targets(policy, data, scores)
+        targets, *_ = update_module.compute_targets(policy, data, scores)
         nan = np.full_like(targets[0][0].advantage, np.nan)
         before = [named(x.params) for x in (policy.state.policy, policy.state.critic)]
         policy, sums, _ = update_module.optimize(
@@ -323,7 +323,7 @@ def test_a_stale_token_counts_by_the_ratio_of_its_probabilities():
     then = tuple((now - np.log(ratios)).tolist())
     turn = Turn(0, "planner", (4, 5), ids, credit=1.0, behaviour_logps=then)
     data = minibatches(policy, [turn])
-    targets, _ = update_module.compute_targets(
+    targets, *_ = update_module.compute_targets(
         policy, data, update_module.score_actions(policy, data)
     )
     weight_AT = data.by_action([t.weight for part in targets for t in part])
@@ -381,7 +381,7 @@ def test_conversation_gae_equals_its_recursion_in_float64():
     scores = update_module.score_actions(policy, data)
     values = np.linspace(-1, 2, scores.mask_AT.size, dtype=np.float32)
     scores = scores._replace(value_AT=values.reshape(scores.mask_AT.shape))
-    _, advantage_AT = update_module.compute_targets(policy, data, scores)
+    _, advantage_AT, _ = update_module.compute_targets(policy, data, scores)
     row = {node: a for a, node in enumerate(data.actions.node_A.tolist())}
     value = [*scores.value_AT[row[0], :2], *scores.value_AT[row[1], :3]]
     reward, expected, advantage = [0, 0.5, 0, 0, -1.0], [], 0.0

@@ -131,12 +131,12 @@ def test_a_server_that_is_killed_within_a_step_fails_its_questions_and_the_run_g
     config += [f"--config.{key}={value}" for key, value in TRAINING.items()]
     tries, attempt, kill_at = [], OpenAILLM._attempt, 7  # the third question of the second step
 
-    async def counted(self, body, patience):
-        tries.append(body)
+    async def counted(self, *request):
+        tries.append(request)
         if len(tries) == kill_at:
             process.kill()
             process.wait()
-        return await attempt(self, body, patience)
+        return await attempt(self, *request)
 
     def train(address: str) -> int:
         return main(["train", *config, f"--workdir={tmp_path}", f"--config.llm.base_url={address}"])

@@ -13,10 +13,10 @@ gguf_models = pytest.importorskip("gguf_models", exc_type=ImportError)
 
 from jax_ragrl.cli.main import main  # noqa: E402
 from jax_ragrl.errors import UserError  # noqa: E402
-from jax_ragrl.export import export, llama_cpp  # noqa: E402
+from jax_ragrl.export import export  # noqa: E402
 from jax_ragrl.llm.kinds import LocalLLMConfig  # noqa: E402
 from jax_ragrl.llm.openai import OpenAILLM  # noqa: E402
-from jax_ragrl.models import gguf_file, safetensors_io  # noqa: E402
+from jax_ragrl.models import gguf_export, gguf_file, safetensors_io  # noqa: E402
 from jax_ragrl.models.by_name import resolve_model  # noqa: E402
 from jax_ragrl.models.hf import load_decoder  # noqa: E402
 from jax_ragrl.models.hf_config import from_hf, scaling_to_hf  # noqa: E402
@@ -67,7 +67,7 @@ def test_a_folder_and_its_file_convert_to_each_other(name, kind, folder_of):
     dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[kind]
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"torch_dtype": dtype}))
-    back = gguf_file.convert(llama_cpp.write_gguf(folder))
+    back = gguf_file.convert(gguf_export.write_gguf(folder))
     assert back != folder and from_hf(gguf_file.read_config(folder / "model.gguf")) == from_hf(raw)
     for file in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (back / file).read_text() == (folder / file).read_text(), file
@@ -84,7 +84,7 @@ def test_a_folder_and_its_file_convert_to_each_other(name, kind, folder_of):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_llama_cpp_continues_tokens_as_the_decoder_does(name, folder_of):
     folder = folder_of(name, gguf_models.Type.F32)
-    file = llama_cpp.write_gguf(folder)
+    file = gguf_export.write_gguf(folder)
     ids_BL = np.random.default_rng(0).integers(3, 280, (4, 48), np.int32)
     ours = decoding.greedy(load_decoder(folder), ids_BL, np.ones(ids_BL.shape, bool), 16)
     count = 0
@@ -105,7 +105,7 @@ def test_llama_cpp_answers_chats_as_the_shipped_policy_does(tmp_path):
     """Its own chat template and tokens that end a turn, and weights rounded to bfloat16."""
     tiny = resolve_model("tiny")
     folder = export(load_decoder(tiny), tmp_path / "out", tiny).folder
-    file = llama_cpp.write_gguf(folder)
+    file = gguf_export.write_gguf(folder)
     texts = ("Who directed the film?", "Where was Ann born in 1987?", "caf\u00e9  \n\n123")
     requests = [
         LLMRequest("answer", (Message("user", text),), Sampling(0.0, max_tokens=32))
@@ -128,16 +128,16 @@ def test_what_a_file_cannot_hold_is_refused(folder_of, tmp_path, monkeypatch):
     for change in (window, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}):
         config.write_text(json.dumps(raw | change))
         with pytest.raises(UserError, match=r"positions, cannot be .* convert_hf_to_gguf.py"):
-            llama_cpp.write_gguf(folder)
+            gguf_export.write_gguf(folder)
     config.write_text(json.dumps(raw))
     tokenizer.write_text(text.replace("p{N}|", "p{N}{1,2}|"))
     with pytest.raises(UserError, match="its tokenizer cannot be written"):
-        llama_cpp.write_gguf(folder)
+        gguf_export.write_gguf(folder)
     tokenizer.write_text(text)
     monkeypatch.setattr(gguf_file.GGUF, "value", lambda *_: np.zeros(3, np.float32))
     with pytest.raises(UserError, match="reads back with other values"):
-        llama_cpp.write_gguf(folder)
-    assert not (folder / llama_cpp.FILE).exists()
+        gguf_export.write_gguf(folder)
+    assert not (folder / gguf_export.FILE).exists()
 
 
 def test_the_command_needs_the_package_and_whole_weights(tmp_path, capsys, monkeypatch):

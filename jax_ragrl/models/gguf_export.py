@@ -1,6 +1,6 @@
 """Writes an exported folder as one GGUF file, for llama.cpp and programs on it such as Ollama.
 
-The inverse of `models/gguf_file.py`, which reads the file back. Matrices keep the dtype of the
+The inverse of `gguf_file.py`, which reads the file back. Matrices keep the dtype of the
 folder; vectors become float32, as llama.cpp needs them.
 """
 
