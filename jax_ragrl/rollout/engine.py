@@ -20,7 +20,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from jax_ragrl.sampling.sampler import JobSamples
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 T = TypeVar("T")
+EVERY = 1 << 20  # more tokens than a vocabulary has
 NO_TOKENS = (
     "logprobs and return_token_ids were asked for, but the reply has text without ids and "
     "log-probabilities of its tokens: use llama.cpp's server, or vLLM 0.10.2 or newer"
@@ -49,7 +50,7 @@ class Engine:
     Fields:
       base_url: its address, such as `http://localhost:8080/v1`.
       sync: the command that gives it new weights, called with two more arguments, the folder of
-        the policy and the updates of the run before. When it ends, the engine has the weights.
+        the policy and the number of the step, from 0. When it ends, the engine has the weights.
       model: the engine's name of the model.
       weights: what the folder holds: `model` (Hugging Face layout, adapters merged), `gguf` (also
         `model.gguf`), or `adapter` (PEFT).
@@ -80,7 +81,7 @@ class Engine:
 
 
 class Reply(NamedTuple):
-    """The tokens of a streamed reply; the counts are the server's, None if it reports none."""
+    """The tokens of a reply; the counts are the server's, None if it reports none."""
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
@@ -92,8 +93,8 @@ class Reply(NamedTuple):
 class EngineSampler:
     """Samples jobs on an engine; the arguments and results of `start` are those of `JobSampler`.
 
-    An engine ends an action also at further tokens that end a text of its model. `UserError` if a
-    request fails after its last try, or its reply is not what was asked for.
+    It may also end an action at further tokens that end a text of the model. `UserError` if a
+    request fails in all of its tries, or a reply is not what was asked for.
     """
 
     def __init__(self, server: OpenAILLM, base_url: str, tokenizer: ChatTokenizer) -> None:
@@ -111,38 +112,28 @@ class EngineSampler:
         return finish
 
     async def _row(self, job: SamplingJob, sibling: int) -> Row:
-        body = {
-            "model": self._server.name,
-            "prompt": job.ids,
-            "max_tokens": job.limit,
-            "temperature": job.temperature,
-            "top_p": job.top_p,
-            # Each sibling has its own stream (a Weyl sequence of the seed).
-            "seed": (job.seed + 0x9E3779B9 * sibling) % 2**31,
-            "stop": job.stop_strings,
-            "stop_token_ids": self._tokenizer.stop_ids,
-            "include_stop_str_in_output": True,
-            # llama.cpp cuts the log-probabilities of a stop string unless the reply is streamed.
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "logprobs": 1,
-            "return_token_ids": True,
-            "post_sampling_probs": job.temperature not in (0, 1),
-            # Nothing else may change the distribution, whatever the defaults of the server are.
-            "samplers": ["top_p", "temperature"],
-            **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
-            **{"presence_penalty": 0.0, "frequency_penalty": 0.0},
-        }
+        body: dict[str, Any] = {"model": self._server.name, "prompt": job.ids, "logprobs": 1}
+        body |= {"max_tokens": job.limit, "temperature": job.temperature, "top_p": job.top_p}
+        # Each sibling has its own stream (a Weyl sequence of the seed).
+        body |= {"seed": (job.seed + 0x9E3779B9 * sibling) % 2**31}
+        body |= {"stop": job.stop_strings, "include_stop_str_in_output": True}
+        body |= {"stop_token_ids": self._tokenizer.stop_ids, "return_token_ids": True}
+        body |= {"post_sampling_probs": job.temperature not in (0, 1)}
+        # llama.cpp cuts the log-probabilities of a stop string unless the reply is streamed.
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        # Nothing else may change the distribution, whatever the defaults of the server are.
+        body |= {"samplers": ["top_p", "temperature"], "top_k": 0, "min_p": 0.0}
+        body |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         reply = await self._ask("/completions", body, read_stream)
         if reply.prompt_count not in (None, len(job.ids)):
             self._refuse(f"it read {reply.prompt_count} tokens of a prompt of {len(job.ids)}")
         if reply.count not in (None, len(reply.ids)):
             reply = await self._with_pieces(job, body)
+        if len(reply.ids) < job.limit and reply.reason == "length":
+            self._refuse(f"it ended an action of {len(reply.ids)} tokens: give it a longer context")
         ids = self._cut(job, reply.ids)
         if not ids or not all(0 <= i < len(self._tokenizer) for i in ids):
             self._refuse(f"its tokens are {ids}, and the tokenizer has {len(self._tokenizer)}")
-        if len(ids) < job.limit and reply.reason == "length":
-            self._refuse(f"it ended an action of {len(ids)} tokens: give it a longer context")
         return Row(ids, reply.logps[: len(ids)])
 
     def _cut(self, job: SamplingJob, ids: Sequence[int]) -> tuple[int, ...]:
@@ -155,17 +146,14 @@ class EngineSampler:
                 return tuple(ids[:n])
         return tuple(ids)
 
-    async def _with_pieces(self, job: SamplingJob, body: Mapping[str, Any]) -> Reply:
+    async def _with_pieces(self, job: SamplingJob, body: dict[str, Any]) -> Reply:
         """Asks llama.cpp for a reply again of which the stream lacks tokens, by its own interface.
 
         That one lists the ids of all tokens, but no log-probabilities of those that end within a
         character. These come from the whole distribution at each of their places.
         """
-        own = {"n_predict": job.limit, "n_probs": 1, "return_tokens": True}
-        whole = dict(body) | own | {"stream": False, "stop": []}
-        value = await self._ask(self._own_address, whole, loads)
-        if not isinstance(value, dict) or "tokens" not in value:
-            self._refuse("its stream lacks tokens, and it is not llama.cpp's, which lists them")
+        body = {**body, "stream": False, "stop": [], "n_probs": 1, "return_tokens": True}
+        value = await self._ask(self._own_address, body | {"n_predict": job.limit}, loads)
         ids = self._cut(job, value["tokens"])
         found = iter(value["completion_probabilities"])
         logps, temperature = list[float](), job.temperature or 1.0
@@ -175,16 +163,16 @@ class EngineSampler:
                     self._refuse(f"it reports token {token['id']} in the place of {i}")
                 logps.append(_logp(token))
                 continue
-            # A token that ends a character is forced, because the place would be left out again.
-            forced = {"n_predict": 1, "n_probs": len(self._tokenizer), "temperature": 0.0}
-            forced |= {"logit_bias": [[self._tokenizer.stop_ids[0], 1e4]], "stream": False}
-            forced |= {"post_sampling_probs": False, "samplers": [], "prompt": job.ids + ids[:n]}
-            value_of_all = await self._ask(self._own_address, dict(body) | forced, loads)
-            place = value_of_all["completion_probabilities"][0]["top_logprobs"]
-            logits = {x["id"]: x["logprob"] / temperature for x in place}
+            # Another token is forced, because this one would be left out again.
+            forced = {"n_predict": 1, "n_probs": EVERY, "temperature": 0.0, "samplers": []}
+            forced |= {"logit_bias": [[self._tokenizer.stop_ids[0], 1e4]]}
+            forced |= {"post_sampling_probs": False, "prompt": job.ids + ids[:n]}
+            place = await self._ask(self._own_address, body | forced, loads)
+            found_V = place["completion_probabilities"][0]["top_logprobs"]
+            logits = {x["id"]: x["logprob"] / temperature for x in found_V}
             logps.append(logits[i] - float(np.logaddexp.reduce([*logits.values()])))
-        reason = {"limit": "length"}.get(value["stop_type"], "stop")
-        return Reply(ids, tuple(logps), reason, len(ids), len(job.ids))
+        is_cut = value["stop_type"] == "limit" and ids == tuple(value["tokens"])
+        return Reply(ids, tuple(logps), "length" if is_cut else "stop", len(ids), len(job.ids))
 
     async def _ask(self, path: str, body: Mapping[str, Any], read: Callable[[bytes], T]) -> T:
         reply = await self._server.ask(path, body, "a rollout of the policy", read)
@@ -192,7 +180,7 @@ class EngineSampler:
             raise UserError(f"engine: {reply}; start it, and then the same command again")
         return reply
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> NoReturn:
         raise UserError(f"engine {self._server.name} at {self._own_address} cannot be used: {why}")
 
 
@@ -206,8 +194,6 @@ def read_stream(body: bytes) -> Reply:
     ids, logps, reason, usage = list[int](), list[float](), "", dict[str, int]()
     lines = [line[6:] for line in body.splitlines() if line.startswith(b"data: {")]
     for event in map(loads, lines):
-        if "error" in event:
-            raise ValueError(event["error"])
         usage = event.get("usage") or usage
         for choice in event["choices"]:
             reason = choice.get("finish_reason") or reason
@@ -221,7 +207,7 @@ def read_stream(body: bytes) -> Reply:
                 raise EffectError(NO_TOKENS)
             ids += [i for i, _ in own]
             logps += [logp for _, logp in own]
-    if not reason or not all(math.isfinite(x) and x <= 0 for x in logps):
+    if not reason or not all(math.isfinite(x) and x < 1e-3 for x in logps):
         raise ValueError(f"it has no end, or log-probabilities {logps[-3:]}")
     counts = usage.get("completion_tokens"), usage.get("prompt_tokens")
     return Reply(tuple(ids), tuple(logps), reason, *counts)

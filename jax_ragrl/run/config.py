@@ -315,11 +315,8 @@ class Job:
                 f"engine is set, but it cannot sample role {masked[0]}, which may write certain "
                 "tokens only: use grammar 'loose' and another system, or no engine"
             )
-        if len(policies := {role.policy for role in roles}) > 1:
-            raise UserError(
-                f"engine has one model, but this run has policies {', '.join(sorted(policies))}: "
-                "use one policy for all roles, or no engine"
-            )
+        if len({role.policy for role in roles}) > 1:
+            raise UserError("engine has one model: use one policy for all roles, or no engine")
         if any(role.sampling.top_p < 1 and role.sampling.temperature != 1 for role in roles):
             raise UserError(
                 "engine is set with a top_p below 1 and a temperature other than 1, for which no "

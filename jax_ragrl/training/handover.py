@@ -30,8 +30,7 @@ WORDS = 400  # characters of a command's last words, in an error
 class Handover:
     """Hands over weights before the rollouts of a step; `age` are the updates since it did.
 
-    The first rollouts of a process always hand over, because the engine may have any weights.
-    `start` are the updates of the run before.
+    At its first step, the number `start`, it always does: the engine may have any weights.
     """
 
     def __init__(self, job: Job, tokenizer: ChatTokenizer, workdir: Path, start: int) -> None:
@@ -44,15 +43,10 @@ class Handover:
         engine = self._engine = job.engine
         (name,) = {role.policy for role in job.recipe.system.roles.values()}
         self._policy, self._model = name, dict(job.policies).get(name, job.policy)
-        client = OpenAILLM(
-            engine.model,
-            engine.base_url,
-            concurrency=engine.concurrency,
-            retries=engine.retries,
-            timeout=engine.timeout,
-        )
+        limits = {"concurrency": engine.concurrency, "retries": engine.retries}
+        client = OpenAILLM(engine.model, engine.base_url, timeout=engine.timeout, **limits)
         self._sampler = EngineSampler(client, engine.base_url, tokenizer)
-        self._root, self._updates = workdir / "engine", start
+        self._root, self._step = workdir / "engine", start
         self.age = -1
 
     def samplers(self, policies: Policies) -> dict[str, EngineSampler]:
@@ -63,11 +57,11 @@ class Handover:
         self.age = (self.age + 1) % self._engine.sync_every
         if not self.age:
             self._hand_over(trained_decoder(policies[self._policy]))
-        self._updates += 1
+        self._step += 1
         return {self._policy: self._sampler}
 
     def _hand_over(self, decoder: Decoder) -> None:
-        folder = self._root / str(self._updates)
+        folder = self._root / str(self._step)
         shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left it
         if self._engine.weights == "adapter":
             save_lora(decoder, folder)
@@ -76,12 +70,11 @@ class Handover:
             save_decoder(plain, folder, policy_folder(self._model), dtype=self._engine.dtype)
         if self._engine.weights == "gguf":
             write_gguf(folder)
-        command = [*shlex.split(self._engine.sync), str(folder.resolve()), str(self._updates)]
+        command = [*shlex.split(self._engine.sync), str(folder.resolve()), str(self._step)]
         # To a file: a pipe would stay open in an engine that the command starts.
         with tempfile.TemporaryFile("w+") as out:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
             try:
-                subprocess.run(command, check=True, **streams)
+                subprocess.run(command, check=True, stdout=out, stderr=subprocess.STDOUT)
             except (OSError, subprocess.CalledProcessError) as error:
                 out.seek(0)
                 raise UserError(

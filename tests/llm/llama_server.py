@@ -1,6 +1,6 @@
 """llama.cpp's own server with SmolLM2 or another file, in a process that tests may kill.
 
-As `engine.sync`, `python FILE PORT PID_FILE FOLDER UPDATES` restarts one with `FOLDER/model.gguf`.
+As `engine.sync`, `python FILE PORT PID_FILE FOLDER STEP` restarts one with `FOLDER/model.gguf`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def test_a_reply_that_is_not_exact_ends_the_run(reply, message):
         sampled(reply)
 
 
-ENGINE = {"engine.base_url": "http://127.0.0.1:1/v1", "engine.sync": "true"}
+ENGINE = {"engine.base_url": "http://127.0.0.1:1/v1", "engine.sync": "./restart.sh"}
 ENGINE |= {"objective.importance_weight_cap": 2.0}
 
 
@@ -128,14 +128,14 @@ ENGINE |= {"objective.importance_weight_cap": 2.0}
             {"recipe.system.top_p": 0.9, "recipe.system.temperature": 0.7},
             "set one of them to 1",
         ),
-        ("coda.py", {"policies": (("planner", "tiny"),)}, "one model, but this run has policies"),
+        ("coda.py", {"policies": (("planner", "tiny"),)}, "engine has one model: use one policy"),
     ],
 )
 def test_a_config_that_no_engine_can_sample_is_refused(config, changes, message):
     overrides = [f"--config.{name}={value}" for name, value in (ENGINE | changes).items()]
     values = load_config(CONFIGS / "tiny" / config, overrides)
     if not message:
-        assert load_job(values).engine.sync == "true"
+        assert load_job(values).engine.sync == "./restart.sh"
         return
     with pytest.raises(UserError, match=message):
         load_job(values)
