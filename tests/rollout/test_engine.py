@@ -121,7 +121,7 @@ ENGINE |= {"objective.importance_weight_cap": 2.0}
         ("search_r1.py", {"engine.base_url": "localhost:1"}, "without http:// or https://"),
         ("search_r1.py", {"engine.weights": "adapter"}, "'adapter', but lora is not set"),
         ("search_r1.py", {"grammar": "strict"}, "certain tokens only"),
-        ("mmoa_rag.py", {}, "cannot sample role S, which may write certain tokens only"),
+        ("mmoa_rag.py", {}, "cannot sample role selector, which may"),
         ("search_r1.py", {"recipe.system.top_p": 0.9}, ""),
         (
             "search_r1.py",
