@@ -198,6 +198,7 @@ def read_stream(body: bytes) -> Reply:
         for choice in event["choices"]:
             reason = choice.get("finish_reason") or reason
             found = choice.get("logprobs") or {}
+            own: list[tuple[Any, ...]]
             if content := found.get("content"):
                 own = [(x.get("id"), _logp(x)) for x in content]
             else:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -22,6 +23,7 @@ from jax_ragrl.models.peft import save_lora
 from jax_ragrl.rollout.engine import EngineSampler
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.models import policy_folder
+from jax_ragrl.sampling.sampler import JobSampler
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 WORDS = 400  # characters of a command's last words, in an error
@@ -43,13 +45,13 @@ class Handover:
         engine = self._engine = job.engine
         (name,) = {role.policy for role in job.recipe.system.roles.values()}
         self._policy, self._model = name, dict(job.policies).get(name, job.policy)
-        limits = {"concurrency": engine.concurrency, "retries": engine.retries}
+        limits: dict[str, Any] = {"concurrency": engine.concurrency, "retries": engine.retries}
         client = OpenAILLM(engine.model, engine.base_url, timeout=engine.timeout, **limits)
         self._sampler = EngineSampler(client, engine.base_url, tokenizer)
         self._root, self._step = workdir / "engine", start
         self.age = -1
 
-    def samplers(self, policies: Policies) -> dict[str, EngineSampler]:
+    def samplers(self, policies: Policies) -> dict[str, JobSampler | EngineSampler]:
         """Returns the sampler of the policy, once per step and before its rollouts.
 
         Raises `UserError` if the command fails.

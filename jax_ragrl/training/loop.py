@@ -86,7 +86,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         changes = on_process_zero(lambda: version_changes(workdir))
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={})
-        handover = job.engine and Handover(job, parts.tokenizer, workdir, start)
+        handover = Handover(job, parts.tokenizer, workdir, start) if job.engine else None
         rollouts = make_rollouts(job, parts, handover)
         files.enter_context(contextlib.closing(rollouts))
         if start:
