@@ -46,8 +46,9 @@ QUESTIONS = (
     "Who wrote Hamlet, and when was it first performed?",
     "Name three rivers in Germany.",
 )
-# The largest difference of log-probabilities that was seen with weights in float32 is 2e-5.
-TOLERANCE = 2e-4
+# The largest differences seen with weights in float32: 2.6e-4 in 97 tokens of SmolLM2, 2.7e-5 in
+# 316 tokens of the tiny policy.
+TOLERANCE = 1e-3
 
 
 def engine(address: str, tokenizer: ChatTokenizer) -> EngineSampler:
