@@ -86,8 +86,8 @@ class Reply(NamedTuple):
     ids: tuple[int, ...]
     logps: tuple[float, ...]
     reason: str
-    count: int | None
-    prompt_count: int | None
+    num_tokens: int | None
+    num_prompt_tokens: int | None
 
 
 class EngineSampler:
@@ -125,9 +125,9 @@ class EngineSampler:
         body |= {"samplers": ["top_p", "temperature"], "top_k": 0, "min_p": 0.0}
         body |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         reply = await self._ask("/completions", body, read_stream)
-        if reply.prompt_count not in (None, len(job.ids)):
-            self._refuse(f"it read {reply.prompt_count} tokens of a prompt of {len(job.ids)}")
-        if reply.count not in (None, len(reply.ids)):
+        if reply.num_prompt_tokens not in (None, len(job.ids)):
+            self._refuse(f"it read {reply.num_prompt_tokens} tokens of a prompt of {len(job.ids)}")
+        if reply.num_tokens not in (None, len(reply.ids)):
             reply = await self._with_pieces(job, body)
         if len(reply.ids) < job.limit and reply.reason == "length":
             self._refuse(f"it ended an action of {len(reply.ids)} tokens: give it a longer context")
