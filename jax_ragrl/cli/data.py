@@ -40,7 +40,7 @@ def add_data(command: AddCommand) -> None:
     sub.add_argument("--corpus", type=data_path, required=True, help="file or folder of passages")
     gold = "questions with gold passages of the corpus, by id"
     sub.add_argument("--questions", type=data_path, required=True, help=gold)
-    share = "share of the facts that get a misleading passage (default: 1)"
+    share = "share of the facts that get a misleading passage"
     sub.add_argument("--share", type=float, default=1.0, help=share)
     instruct = "tell the reader what to answer, in place of stating something false"
     sub.add_argument("--instruct", action="store_true", help=instruct)
