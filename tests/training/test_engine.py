@@ -75,7 +75,7 @@ def test_tokens_and_log_probabilities_are_those_of_this_process(tmp_path):
         greedy[0]._replace(temperature=1.0, seed=1),
         greedy[1]._replace(temperature=0.6, seed=2),
         greedy[0]._replace(stop_strings=("France",)),
-        SamplingJob(tuple(tokenizer.encode("\U0001f9ff" * 8)), 0, 0.0, 1.0, 4),
+        SamplingJob(tuple(tokenizer.encode("\U0001f9ff" * 8)), 3, 0.6, 1.0, 4),
     ]
     with llama_cpp(write_gguf(folder)) as (address, _):
         rows = [row for (row,) in engine(address, tokenizer).start(greedy + others, 1)()]
