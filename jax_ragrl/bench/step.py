@@ -115,7 +115,7 @@ def _measure_step(
     # Compilation is not a separate phase: JAX compiles within the first call of each program.
     method, compile_start = method_of(job), compile_seconds()
     start = time.perf_counter()
-    environment = acting_environment(job, components, None, policies)
+    environment = acting_environment(job, components, policies)
     waiting = WaitingTimes()
     forest = roll_out(method, environment._replace(times=waiting), questions, step)
     seconds = waiting.seconds()

@@ -199,7 +199,7 @@ def make_rollouts(job: Job, parts: Components, handover: Handover | None = None)
         questions_per_step=job.run.questions_per_step,
         steps=job.run.steps,
         staleness=job.run.staleness,
-        act=functools.partial(acting_environment, job, parts, handover),
+        act=functools.partial(acting_environment, job, parts, handover=handover),
         notes_signal=job.run.prefer_signal,
     )
 

@@ -122,9 +122,9 @@ def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[s
 def acting_environment(
     job: Job,
     parts: Components,
-    handover: Handover | None,
     policies: Policies,
     outlive_update: bool = False,
+    handover: Handover | None = None,
 ) -> Environment:
     """Returns an environment in which the policies act, by the engine of a `handover` if given.
 

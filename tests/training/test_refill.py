@@ -47,7 +47,7 @@ class Routes:
         self.asked, self.trained = list[tuple[int, list[str]]](), list[set[str]]()
         self.learn = loop.learn
         saved_policy(folder)
-        monkeypatch.setattr(loop, "acting_environment", lambda *_: self.environment())
+        monkeypatch.setattr(loop, "acting_environment", lambda *_, **__: self.environment())
         monkeypatch.setattr(loop, "learn", self.observe)
         monkeypatch.setattr(ROLL_OUT, self.collect)
 
