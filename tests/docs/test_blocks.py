@@ -129,6 +129,13 @@ MAPPINGS = ("llm.extra_body", "judge.extra_body", "data.files.fields")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_no_line_of_a_text_is_a_comment(page: pathlib.Path):
+    """MyST leaves out a line that begins with `%`, as a line break before "% of" makes it."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.findall(r"^%.*", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_files_that_are_named_exist(page: pathlib.Path):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     names = re.findall(r"`((?:\w+/)+\w+\.(?:py|sh|ipynb|svg|json))`", text)
