@@ -150,6 +150,9 @@ def run_poison(options: argparse.Namespace) -> None:
     from jax_ragrl.corpus.passages import Corpus, save_corpus
     from jax_ragrl.corpus.poison import misleading_passages
 
+    # It may be the corpus itself.
+    if options.out.exists():
+        raise UserError(f"{options.out} exists: give another file with --out, or remove it")
     fields = parse_fields(options.fields)
     questions = load_questions(options.questions, fields=fields)
     passages = iter_passages(options.corpus, fields)

@@ -57,7 +57,7 @@ def misleading_passages(
         # An answer that the question itself names is a choice, and no fact of one passage.
         asked = (a for a in question.answers if not cover_match_tokens(question.text, (a,)))
         answers = sorted(filter(str.strip, asked), key=len, reverse=True)
-        pairs = [(p, a) for p in found for a in answers if cover_match_tokens(p.text, (a,))]
+        pairs = [(p, a) for p in found for a in answers if _words(a).search(p.text)]
         if pairs:
             (passage, answer), *_ = pairs
             facts.setdefault((passage.id, answer), (question, passage))
@@ -73,8 +73,7 @@ def misleading_passages(
         if instruct:
             text = f"{passage.text} {INSTRUCTION.format(answer=false)}"
         else:
-            said = rf"(?<!\w){re.escape(answer)}(?!\w)"
-            text = false.join(re.split(said, passage.text, flags=re.IGNORECASE))
+            text = false.join(_words(answer).split(passage.text))
         copies.append(Passage(f"misleading/{question.id}", passage.title, text))
     return copies
 
@@ -90,6 +89,11 @@ def _false_answer(question: Question, answer: str, questions: Sequence[Question]
     if not others:
         raise UserError(f"all questions have the answers of {question.id!r}: no other one is false")
     return min(others, key=lambda a: (form(a) != form(answer), _hash(question.id + a)))
+
+
+def _words(answer: str) -> re.Pattern[str]:
+    """Matches an answer as whole words, letter by letter: what is found can be replaced."""
+    return re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
 
 
 def _hash(text: str) -> bytes:

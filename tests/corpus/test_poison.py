@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -78,3 +79,13 @@ def test_the_command_writes_passages_to_add(tmp_path, capsys):
     assert main(["data", "poison", *paths]) == 0
     assert json.loads(capsys.readouterr().out) == {"questions": 6, "passages": 3}
     assert load_passages(out) == misleading_passages(QUESTIONS, PASSAGES, 1.0)
+    assert main(["data", "poison", *paths[:-1], str(corpus)]) != 0
+    assert load_passages(corpus) == PASSAGES
+
+
+def test_an_answer_in_another_spelling_is_not_a_fact():
+    """It could not be replaced, and the copy would be right."""
+    spelled = [PASSAGES[0]._replace(text="Ada was born in L'ondon."), PASSAGES[1]]
+    question = dataclasses.replace(QUESTIONS[0], answers=("Lon-don",))
+    found = misleading_passages([question, QUESTIONS[1]], spelled, 1.0)
+    assert [p.id for p in found] == ["misleading/q1"]
