@@ -27,6 +27,11 @@ def relative(page: pathlib.Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def prose(page: pathlib.Path) -> str:
+    """The text of a page without its blocks."""
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 def parsed(words: list[str]):
     """The arguments of a command of `ragrl`; fails with the message of its parser."""
     return cli._parse(words[1:])
@@ -103,7 +108,7 @@ OTHERS = {"--num-slices", "--all", "--list", "--topk", "--count", "--toy"}  # of
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_inline_commands_and_options_exist(page: pathlib.Path):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = prose(page)
     spans = re.findall(r"`([^`\n]*)`", text)
     parsers = dict(reference.commands(reference.parser()))
     holders = {name.rpartition(" ")[0] for name in parsers if name.count(" ") == 2}
@@ -131,14 +136,12 @@ MAPPINGS = ("llm.extra_body", "judge.extra_body", "data.files.fields")
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_no_line_of_a_text_is_a_comment(page: pathlib.Path):
     """MyST leaves out a line that begins with `%`, as a line break before "% of" makes it."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert not re.findall(r"^%.*", text, re.MULTILINE)
+    assert not re.findall(r"^%.*", prose(page), re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_files_that_are_named_exist(page: pathlib.Path):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    names = re.findall(r"`((?:\w+/)+\w+\.(?:py|sh|ipynb|svg|json))`", text)
+    names = re.findall(r"`((?:\w+/)+\w+\.(?:py|sh|ipynb|svg|json))`", prose(page))
     names = [name for name in names if "NAME" not in name]  # a placeholder
     roots = (ROOT, ROOT / "jax_ragrl", ROOT / "jax_ragrl" / "systems")
     missing = sorted({n for n in names if not any((root / n).exists() for root in roots)})
