@@ -37,10 +37,17 @@ def child_mean(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.nda
     """Monte Carlo credit: the reward of each node plus the mean over its children's values.
 
     Unlike `reachable_leaves` it is unbiased on trees whose nodes have different numbers of leaves
-    below them. A merged action counts as often as it was sampled. A leaf without an answer counts
-    with its reward. The weight is 1 at nodes with a leaf below, 0 elsewhere.
+    below them. A merged action counts as often as it was sampled, so that a forced one does not
+    change the values above it; where no sampled action has a leaf, forced ones count. A leaf
+    without an answer counts with its reward. The weight is 1 at nodes with a leaf below, 0
+    elsewhere.
     """
-    return _on_forest(_mean_of_children, forest, reward_N, forest.multiplicity_N)
+    _, leaves_N = reachable_leaves(forest, reward_N)
+    sampled_N = (forest.multiplicity_N - forest.forced_N) * (leaves_N > 0)
+    child_N = forest.parent_N + 1  # roots are the children of 0
+    has_sample_N = np.bincount(child_N, sampled_N, len(child_N) + 1)[child_N] > 0
+    weight_N = np.where(has_sample_N, sampled_N, forest.multiplicity_N)
+    return _on_forest(_mean_of_children, forest, reward_N, weight_N)
 
 
 def _on_forest(

@@ -204,6 +204,24 @@ def test_the_mean_over_children_counts_samples_costs_and_dead_branches():
     assert weight_N.tolist() == [1, 1, 1, 1, 1, 0]
 
 
+def test_the_mean_over_children_is_of_the_samples_of_the_policy():
+    """After the root a forced action (reward 4), one forced and sampled twice (1), a sample (7).
+
+    Below the last one only a forced action has a leaf, beside a sample without one.
+    """
+    records = [
+        node(NO_PARENT, (0,)),
+        node(0, (0, 0), is_forced=True),
+        node(0, (0, 1), is_forced=True, multiplicity=3),
+        node(0, (0, 2)),
+        node(3, (0, 2, 0), is_forced=True),
+        node(3, (0, 2, 1)),
+        *(node(parent, (0, 9), LEAF, answer="x") for parent in (1, 2, 4)),
+    ]
+    value_N, _ = child_mean(*forest_of(records, [4.0, 1.0, 7.0]))
+    np.testing.assert_allclose(value_N, [(2 * 1 + 7) / 3, 4, 1, 7, 7, 0, 4, 1, 7], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
