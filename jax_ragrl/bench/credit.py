@@ -215,16 +215,19 @@ def replay(
         # As many samples as otherwise, of which the first is dropped: the others stay the same.
         rest = branching if branching.samples > 1 else branching._replace(samples=0)
         requests.append(request_of(recipe, trial.decision, rest, start.seed(seed, question)))
-    for start, trial, actions in zip(
-        starts, trials, environment.sampler.sample(requests), strict=True
-    ):
-        live += nodes.advance(start, [[trial.action, *actions[1:]]])
+    replies = environment.sampler.sample(requests)
+    for start, trial, request, actions in zip(starts, trials, requests, replies, strict=True):
+        first = len(request.branching.forced_actions)
+        tried = [*actions[:first], trial.action, *actions[first + 1 :]]
+        live += nodes.advance(start, [tried])
     # 3. The rest.
     forest = finish(nodes, live, environment, seed, lockstep=True)
     found: list[int | None] = [None] * len(trials)
     for n, record in reversed([*enumerate(forest.records)]):
         start, action = starts[record.question], trials[record.question].action
-        if record.path == (*start.path, 0) and record.action and record.action.ids == action.ids:
+        # It may be one node with a forced action, which comes before it.
+        is_tried = record.path[:-1] == start.path
+        if is_tried and record.action and record.action.ids == action.ids:
             found[record.question] = n
     return forest, rewards_of(recipe.reward, forest), found
 
@@ -273,6 +276,9 @@ def rules_of(audit: Audit, recipe: Recipe) -> list[AuditedRule]:
     """Returns the audited rules, each on the shapes that it is made for; others on all shapes."""
     chains = Shape(f"{audit.group} chains", single_chain, audit.group)
     trees = [Shape(f"tree of {w}", Tree(w, BRANCHING_DEPTH)) for w in audit.widths]
+    expander = recipe.expander(frozenset(recipe.system.roles))
+    # The rollouts of the recipe may hold forced actions.
+    recipes = [] if expander is single_chain else [Shape("the recipe", expander, recipe.rollouts)]
     credits: dict[str, Any] = {**RETURN_CREDITS, **GROUP_CREDITS}
     rules = []
     for name in audit.rules or credits:
@@ -281,7 +287,8 @@ def rules_of(audit: Audit, recipe: Recipe) -> list[AuditedRule]:
                 f"--rules has {name!r}: use {', '.join(credits)}, or module:function of your own"
             )
         credit = credits.get(name) or imported("--rules", name)
-        shapes = trees if name in TREES else [chains] if name in credits else [chains, *trees]
+        every = [chains, *trees, *recipes]
+        shapes = trees if name in TREES else [chains] if name in credits else every
         compares = "rule" in inspect.signature(credit).parameters
         for shape in shapes:
             for rule in GROUP_RULES if compares else (None,):

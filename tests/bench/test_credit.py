@@ -5,9 +5,11 @@ import pytest
 
 from jax_ragrl.bench.credit import Audit, Auditor, page, rules_of, table
 from jax_ragrl.bench.fidelity import moments_of, replay_of, with_intervals
+from jax_ragrl.credit.assign import over_siblings
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.effects import Done, Generate, Search
+from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.types import Message, Question
@@ -33,11 +35,15 @@ def won(forest):
     return np.array([float(t[1:]) < VALUE[t[0]] if t else 0.0 for t in texts], np.float32)
 
 
-def auditor(rules=()):
+def above_forced(forest, reward_N, rule):
+    return over_siblings(forest, reward_N, lambda value_K: value_K - value_K[0])
+
+
+def auditor(rules=(), expander=single_chain):
     tape = Tape(
         lambda role, prompt, rng: rng.choice("AB") if role == "first" else f"{rng.random()}"
     )
-    recipe = Recipe(TwoRoles(), won)
+    recipe = Recipe(TwoRoles(), won, expander=lambda roles: expander)
     audit = Audit(rules=rules, error=0.05, repeats=3, group=3, widths=(2,))
     return Auditor(recipe, Environment(tape, tape, tape), audit, rules_of(audit, recipe), 0)
 
@@ -106,6 +112,23 @@ def test_a_rule_of_ones_own_is_audited_on_chains_and_trees():
     assert {*row["rules"]} == {
         f"{shape}, jax_ragrl.credit.assign:child_mean" for shape in ("3 chains", "tree of 2")
     }
+
+
+def test_a_rule_of_ones_own_is_audited_beside_the_forced_actions_of_the_recipe():
+    """`A` is forced: a sampled `A` is the same node, and `B` is worth less by a known number."""
+    tree = Tree(forced_actions={"first": (ForcedAction("A"),)}, free_samples=2)
+    own = auditor(("tests.bench.test_credit:above_forced",), tree)
+    rows = own.rows([Question(f"q{n}", "?", ("x",)) for n in range(12)])
+    name = "the recipe, tests.bench.test_credit:above_forced, group_centred"
+    first = [row for row in rows if row["role"] == "first"]
+    credits = {"A": [], "B": []}
+    for row in first:
+        for action, draws in zip(row["actions"], row["rules"][name]["credit"], strict=True):
+            credits[action] += np.ravel(draws).tolist()
+    same = np.array(credits["A"])
+    assert np.isnan(same).any() and set(same[~np.isnan(same)]) == {0.0}  # nan: alone in its group
+    assert np.mean(credits["B"]) == pytest.approx(VALUE["B"] - VALUE["A"], abs=0.3)
+    assert len(credits["B"]) > 20
 
 
 def test_an_unknown_rule_is_an_error():
