@@ -71,7 +71,7 @@ def moments_of(
       credit_ARL: the credit of each action in each draw; nan where it was not trained.
       replay: the replayed values of the decision.
       is_return: whether the credit is a return, of which V(s) is subtracted (a perfect critic).
-      tokens, actions: generated tokens, and actions with a credit, of rollouts from the root.
+      tokens, actions: of rollouts from the root: all tokens of actions, and actions with a credit.
     """
     is_trained = np.isfinite(credit_ARL)
     credit_ARL = np.where(is_trained, credit_ARL - replay.value * is_return, 0.0)
@@ -116,7 +116,7 @@ def measures(moments_D: np.ndarray) -> dict[str, float]:
     luck        share of the noise (variance) that the draws of the other roles cause
     trained     share of draws in which the action is trained
     offset      mean of the credit minus the advantage: a baseline that depends on the state alone
-    tokens      generated tokens per trained action
+    tokens      tokens per trained action, those of forced ones included
     worth       trained actions with exact advantages that hold the signal of 1,000 tokens: the
                 signal-to-noise ratio of a sum of gradients grows with `correlation`^2 per action
     """
