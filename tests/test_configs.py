@@ -35,14 +35,13 @@ DEMOS = {
     "tiny/sft_c3po": TAUGHT,
     "tiny/sft_mao_arag": TAUGHT,
     "warmup_c3po": TAUGHT | {"policy": "models/policy"},
-    "smollm2/warm_start": TAUGHT,
     "real/warm_start": TAUGHT,
 }
 
 
 def given_to(name: str) -> dict[str, str]:
     """The paths that a config of full size leaves to the user."""
-    if name in DEMOS or name.startswith(("tiny/", "smollm2/", "real/")):
+    if name in DEMOS or name.startswith(("tiny/", "real/")):
         return DEMOS.get(name, {})
     return GIVEN | (POOL if name.startswith("opera") else {})
 
@@ -86,7 +85,7 @@ def check_experiment(file: pathlib.Path, folder: pathlib.Path) -> None:
         assert not strategy or fixed_strategy(job, strategy)
 
 
-@pytest.mark.parametrize("name", ["coda", "search_r1", "smollm2/mmoa_rag", "smollm2/opera"])
+@pytest.mark.parametrize("name", ["coda", "search_r1", "real/mmoa_rag", "real/opera"])
 def test_the_gain_of_any_system_over_its_warm_start_is_an_experiment(name, tmp_path):
     file = CONFIGS / "experiments" / f"gains.py:{name}"
     check_experiment(file, tmp_path)
@@ -188,7 +187,7 @@ def test_the_learning_rate_ends_as_in_the_framework(name, end):
     assert float(rate) == pytest.approx(end * choices.policy_lr)
 
 
-@pytest.mark.parametrize("name", ["mmoa_rag", "tiny/mmoa_rag", "smollm2/mmoa_rag", "real/mmoa_rag"])
+@pytest.mark.parametrize("name", ["mmoa_rag", "tiny/mmoa_rag", "real/mmoa_rag", "real/quickstart"])
 def test_the_penalty_for_long_answers_can_fire(name):
     """A word needs at least one token, and the stop token is one too."""
     values = load(name, given_to(name))["recipe"]

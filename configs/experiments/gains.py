@@ -1,7 +1,7 @@
 """The gain of a system over its own warm start, by training, over three seeds.
 
     ragrl experiment run configs/experiments/gains.py:c3po            # configs/tiny/c3po.py
-    ragrl experiment run configs/experiments/gains.py:smollm2/c3po    # configs/smollm2/c3po.py
+    ragrl experiment run configs/experiments/gains.py:real/mmoa_rag   # configs/real/mmoa_rag.py
 
 A tiny system starts from the warm-up of its name, or without one from the policy of its config. A
 pretrained model learns from labels first; for it, `untrained` is the policy before.
@@ -20,7 +20,7 @@ def get_config(name: str = "c3po") -> ConfigDict:
     if folder:
         arms["untrained"] = {**arm, "overrides": ("run.steps=0",)}
         # Those of the published code for MMOA-RAG.
-        labels = "labels:answer" if system == "mmoa_rag" else "labels"
+        labels = "labels:answer" if system in ("mmoa_rag", "quickstart") else "labels"
         arm |= {"sft": f"configs/{folder}/warm_start.py", "demos": labels}
     elif (FOLDER / "tiny" / f"warmup_{system}.py").exists():
         arm["warm_up"] = f"configs/tiny/warmup_{system}.py"

@@ -1,5 +1,6 @@
 """Divides `nq:train`, so that 400 of its questions test a schedule that `nq:test` helped to choose.
 
+    git checkout 64b51a72                # the last commit with configs/smollm2
     python docs/data/unseen_questions.py runs/unseen
     ragrl train --config=configs/smollm2/opera.py --workdir=runs/opera-1 --config.seed=1 \
         --config.policy=runs/warm/checkpoint \

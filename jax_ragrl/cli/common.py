@@ -13,8 +13,8 @@ MODEL_FORMS = "a folder, a .gguf file, OWNER/NAME on the Hugging Face Hub, tiny 
 DEFAULT_CONFIG = CONFIGS / "tiny" / "c3po.py"
 # In its world each strategy is the best one for some questions, so that training has to choose.
 QUICKSTART_CONFIG = CONFIGS / "tiny" / "c3po_router.py"
-REAL_CONFIG = CONFIGS / "smollm2" / "mmoa_rag.py"
-REAL_WARM_START = CONFIGS / "smollm2" / "warm_start.py"
+REAL_CONFIG = CONFIGS / "real" / "quickstart.py"
+REAL_WARM_START = CONFIGS / "real" / "warm_start.py"
 
 
 class Command(Protocol):

@@ -29,7 +29,7 @@ def name_of(path: pathlib.Path) -> str:
 def nearest_config(name: str) -> str:
     """Returns the shipped config whose name is nearest to a wrong one; empty if none is near."""
     names = list(shipped_configs())
-    # What one remembers is often the end alone, such as smollm2/c3po.py.
+    # What one remembers is often the end alone, such as real/c3po.py.
     ends = [
         full for full in names if full.removesuffix(".py").endswith(f"/{name.removesuffix('.py')}")
     ]

@@ -225,7 +225,7 @@ def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     "option, message",
     [
         ("--config=nowhere.py", "nowhere.py does not exist: give one with a get_config()"),
-        ("--config=smollm2/c3po.py", "does not exist: did you mean configs/smollm2/c3po.py?"),
+        ("--config=real/c3po.py", "does not exist: did you mean configs/real/c3po.py?"),
         ("--config=configs/tiny/c3p0.py", "did you mean configs/tiny/c3po.py?"),
         ("--config=pyproject.toml", "pyproject.toml"),
         (f"--config={CONFIG}:preset", "preset"),

@@ -7,14 +7,14 @@ import pathlib
 
 import pytest
 
-from configs.smollm2 import mmoa_rag
+from configs.real import quickstart
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real
 from jax_ragrl.experiments.real import equal_time_steps, real_quickstart
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import append_row, write_json
 
-CONFIGS = pathlib.Path(mmoa_rag.__file__).parent
+CONFIGS = pathlib.Path(quickstart.__file__).parent
 SHAPES = {"prompt_lengths": (512,), "batch_sizes": (4,), "max_new_tokens": 16}
 PACKING = {"row_lengths": (576,), "tokens_per_device": 1152}
 
@@ -44,7 +44,7 @@ def _small(tmp_path: pathlib.Path) -> tuple[dict, dict]:
     files = {"corpus": _write(tmp_path / "corpus.jsonl", corpus)} | dict.fromkeys(
         ("train", "dev", "test"), file
     )
-    values = load_config(CONFIGS / "mmoa_rag.py", [])
+    values = load_config(CONFIGS / "quickstart.py", [])
     values |= {"policy": model, "data": {"files": files}, "shapes": SHAPES, "packing": PACKING}
     values |= {"index": {"encoder": "hashed", "kind": "exact"}, "compute_dtype": "float32"}
     values["llm"] = {"kind": "local", "model": model}
@@ -110,7 +110,7 @@ def run(tmp_path, monkeypatch):
     warm = load_config(CONFIGS / "warm_start.py", ["--config.data.demos=demos.jsonl"])
 
     def run(questions=4, **changes):
-        values = load_config(CONFIGS / "mmoa_rag.py", []) | changes
+        values = load_config(CONFIGS / "quickstart.py", []) | changes
         return real_quickstart(values, warm, tmp_path / "run", questions)
 
     return run
