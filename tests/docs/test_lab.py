@@ -128,3 +128,14 @@ def test_transformers_scores_and_updates_the_same_work():
     )
     speed = runpy.run_path(str(LAB / "peers.py"))["transformers_step"](work)
     assert speed["tokens"] == 2 * 3 * 24 and speed["reference_cpu_s"] > 0
+
+
+@pytest.mark.slow
+def test_queries_prints_the_recall_of_gold_by_rule(run):
+    tables = run("queries.py", "dev")["dev"]
+    assert tables["first, all"]["questions"] == 160
+    for recalls in tables.values():
+        del recalls["questions"]
+        assert recalls.pop("best") >= max(recalls.values()) and max(recalls.values()) <= 100
+    second = tables["second 1, 2wiki"]
+    assert second["label"] > second["keywords"] >= 25  # the first passage counts, too
