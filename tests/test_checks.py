@@ -86,7 +86,8 @@ def test_a_database_that_answers_badly_is_one_line_before_the_deadline(audit, lo
 def test_the_audit_knows_every_package_of_the_locks(audit):
     """Also the packages of other platforms, which no environment of this machine has."""
     pins = dict(audit.packages(sorted(audit.REQUIREMENTS.glob("*.lock"))))
-    assert {"libtpu", "jax-cuda12-plugin", "jaxlib", "torch"} - pins.keys() == {"torch"}
+    some = {"libtpu", "jax-cuda12-plugin", "jaxlib", "haystack-ai", "inspect-ai", "torch"}
+    assert some - pins.keys() == {"torch"}
     assert all(version[0].isdigit() for version in pins.values())
 
 
@@ -94,6 +95,7 @@ def other_python(folder: pathlib.Path, version: str, *tests: str) -> subprocess.
     """Runs the script in a copy of the checkout, without pyenv and with stubs alone on the PATH."""
     (folder / ".ci").mkdir(exist_ok=True)
     shutil.copy(CI / "other_python", folder / ".ci")
+    stub(folder / "launch" / "install.sh", "venv=$PWD/.venv")
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder)}
     command = ["bash", folder / ".ci" / "other_python", version, *tests]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -115,35 +117,47 @@ def test_a_missing_python_is_skipped_with_a_line(tmp_path):
 
 def checked_with(
     folder: pathlib.Path, code: int, *tests: str
-) -> tuple[subprocess.CompletedProcess, list[str]]:
-    """Runs the script with a Python of pyenv: the process, and the commands with their settings."""
+) -> tuple[subprocess.CompletedProcess, list[list[str]]]:
+    """Runs the script with a Python of pyenv: the process, and the words of its commands."""
     stub(folder / ".pyenv" / "versions" / "3.99.1" / "bin" / "python", "exit 0")
+    for name in ("cpu", "references"):
+        (folder / "requirements").mkdir(exist_ok=True)
+        (folder / "requirements" / f"{name}.lock").touch()
     log = folder / "log"
-    record = f'echo "$(basename "$0") $RAGRL_VENV $PYTHON $*" >>{log}'
-    stub(folder / "launch" / "install.sh", record)
-    stub(folder / "launch" / "test.sh", record, f"exit {code}")
-    for name in ("python", "ragrl"):
-        stub(folder / ".venv-3.99" / "bin" / name, record)
+    record = f'set -f; echo "$(basename "$0")" "$PWD" $* >>{log}'
+    stub(folder / ".venv" / "bin" / "uv", record)
+    stub(folder / ".venv-3.99" / "bin" / "ragrl", record)
+    # Its answer to every question is the extras of the package.
+    answer = f"echo serve tpu; [[ $2 != pytest ]] || exit {code}"
+    stub(folder / ".venv-3.99" / "bin" / "python", record, answer)
     ran = other_python(folder, "3.99", *tests)
-    return ran, log.read_text().splitlines()
+    return ran, [line.split() for line in log.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_python_of_pyenv_trains_resumes_and_tests_in_a_venv_of_its_own(tmp_path, code):
     ran, lines = checked_with(tmp_path, code, "tests/a.py", "tests/b.py")
-    python = tmp_path / ".pyenv" / "versions" / "3.99.1" / "bin" / "python"
     assert ran.returncode == code
-    assert [line.split()[0] for line in lines] == "install.sh python ragrl ragrl test.sh".split()
-    assert all(line.split()[1:3] == [".venv-3.99", str(python)] for line in lines)
-    # The second run has the folder of the first one, and is longer.
-    first, second = (set(line.split()) for line in lines[2:4])
-    assert first - second == {"--config.run.steps=1"}
-    assert lines[-1].split()[-2:] == ["tests/a.py", "tests/b.py"]
+    base = str(tmp_path / ".pyenv" / "versions" / "3.99.1" / "bin" / "python")
+    assert lines[0][-3:] == ["--python", base, ".venv-3.99"]
+    # The second run has the folder of the first one, which is no checkout, and is longer.
+    first, second = (line for line in lines if line[0] == "ragrl")
+    assert set(first) - set(second) == {"--config.run.steps=1"} and first[1] != str(tmp_path)
+    assert lines[-1][:2] == ["python", str(tmp_path)]
+    assert lines[-1][-2:] == ["tests/a.py", "tests/b.py"]
 
 
-def test_another_python_may_run_no_tests(tmp_path):
+def test_every_lock_and_every_extra_is_installed_in_another_python(tmp_path):
+    """Only the versions of what is large; and a lock of what has no dependencies as such."""
     ran, lines = checked_with(tmp_path, 1)
-    assert ran.returncode == 0 and lines[-1].split()[0] == "ragrl"
+    assert ran.returncode == 0 and lines[-1][0] == "ragrl"
+    installs = [line for line in lines if line[2:4] == ["pip", "install"]]
+    locks, extras = installs[:2], installs[2:]
+    assert ["--no-deps" in line for line in locks] == [False, True]
+    assert all({"--dry-run", "--require-hashes"} < set(line) for line in locks)
+    assert [line[-1] for line in extras] == ["jax_ragrl", "jax_ragrl[serve]", "jax_ragrl[tpu]"]
+    assert ["--dry-run" in line for line in extras] == [False, False, True]
+    assert extras[-1][-2] == "requirements/tpu.lock"
 
 
 @pytest.mark.parametrize(
