@@ -123,6 +123,8 @@ def checked_with(
     for name in ("cpu", "references"):
         (folder / "requirements").mkdir(exist_ok=True)
         (folder / "requirements" / f"{name}.lock").touch()
+    for site in ("", ".venv-3.99/lib/python3.99/site-packages"):
+        (folder / site / "jax_ragrl").mkdir(parents=True)
     log = folder / "log"
     record = f'set -f; echo "$(basename "$0")" "$PWD" $* >>{log}'
     stub(folder / ".venv" / "bin" / "uv", record)
