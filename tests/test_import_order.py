@@ -219,6 +219,7 @@ def long_functions(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_functions_and_modules_have_a_limited_length():
     too_long = {}
     for path in sorted(FOLDER.rglob("*.py")):

@@ -56,6 +56,7 @@ def test_a_reader_that_leaves_ends_a_command_without_a_message():
     assert (process.returncode, process.stderr) == (141, "")
 
 
+@pytest.mark.slow
 def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
     # The next call corrects it.

@@ -176,6 +176,7 @@ REPEATED = ["<!--", "<![x[", "<svg>", "<svg><nav>", "</nav>", "<a ", "<a b='", '
 REPEATED += ["<!", "<?", "<script>", "</script>", "<h1>", "&#", "&#1", "<a<", "<!-", "<!-->"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", REPEATED)
 def test_a_page_of_one_repeated_text_takes_linear_time(text):
     """In quadratic time, most of them would take hours, and the fastest half a minute."""

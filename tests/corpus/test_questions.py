@@ -47,6 +47,7 @@ def test_resuming_from_a_json_state_continues_exactly(done):
     assert resumed.draw(36) == expected
 
 
+@pytest.mark.slow
 def test_a_question_without_a_signal_is_asked_less_often_but_asked():
     """Its weight halves with each time, down to an eighth, and rises with a signal."""
     stream = QuestionStream(QUESTIONS, seed=0)

@@ -7,6 +7,7 @@ import json
 import pathlib
 
 import numpy as np
+import pytest
 
 from jax_ragrl.experiments.arms import Cell, Experiment, cells_of, load_experiment
 from jax_ragrl.experiments.comparison import write_comparison
@@ -45,6 +46,7 @@ def finish(experiment: Experiment, cells: dict[Cell, dict], out: pathlib.Path) -
     write_comparison(*grid.finished_part(experiment, out), out)
 
 
+@pytest.mark.slow
 def test_the_tables_are_written_from_the_finished_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "HERE", tmp_path)
     monkeypatch.chdir(ROOT)

@@ -205,6 +205,7 @@ def test_a_run_that_was_trained_further_is_evaluated_again(table_of, sets, capsy
     assert checkpoints == {"direct": None, "run:run@1": 1, "run:run": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--questions", "--data"])
 @pytest.mark.parametrize(
     "broken, code",

@@ -180,6 +180,7 @@ def write_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
     return job
 
 
+@pytest.mark.slow
 def test_a_run_has_its_own_system_shapes_and_policies(tmp_path):
     folder = saved_policy(tmp_path)
     job = write_run(tmp_path / "run", folder)

@@ -171,6 +171,7 @@ def test_padding_never_reaches_the_gradient():
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("platform", "shape"), [("cpu", (2, 2, 2)), ("tpu", (1, 4, 2))])
 def test_eight_devices_compute_the_gradient_of_one(platform, shape, monkeypatch):
     """Also by the way that a TPU takes. The meshes differ, so that each is traced by itself."""
@@ -193,6 +194,7 @@ def test_eight_devices_compute_the_gradient_of_one(platform, shape, monkeypatch)
     assert q_grad.addressable_shards[0].data.size == q_grad.size // embed_and_heads
 
 
+@pytest.mark.slow
 def test_on_a_mesh_the_head_is_gathered_once():
     """No loop or branch of the compiled step gathers the head or reduces its gradient, and each
     device gets only its part of the sum: the gathered head is the only full table."""

@@ -43,6 +43,7 @@ def with_sampler(policy: Policy, samples: list[Turn]) -> list[Turn]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "optimizer"),
     [
@@ -132,6 +133,7 @@ def vector(tree) -> np.ndarray:
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(tree))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [PPO, GRPO, SHARED, FREE])
 def test_the_gradients_of_the_roles_sum_to_the_whole_gradient(objective):
     policy = prepared(objective, Optimizer(0.1, 0.1, minibatches=2), deep())

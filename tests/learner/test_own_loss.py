@@ -58,6 +58,7 @@ def dr_grpo(logp, old, now, credit, turn):
     return -gain.sum() / 512 / (turn.max() + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize(
     ("loss", "aggregation"),

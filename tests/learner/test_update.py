@@ -165,6 +165,7 @@ def test_groups_of_advantage_zero_stay_if_the_loss_has_other_terms(change):
         dataclasses.replace(GRPO, **({"kl": KL("none"), "skip_zero_advantage": True} | change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["policy_gradient_loss", "dual_clipped_policy_loss"])
 def test_a_scoring_pass_changes_nothing_in_a_single_step(loss, monkeypatch):
     """Neither the step nor its metrics: the first gradient pass yields the same outputs."""
@@ -469,6 +470,7 @@ def test_on_a_mesh_all_steps_share_one_gradient_program(caplog):
     assert compilations("gradient", caplog, lambda: run(policy)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [False, True])
 def test_committed_weights_are_compiled_for_once(adapted, caplog):
     """Weights of a folder are committed; a new value head, moments or adapter would become so with

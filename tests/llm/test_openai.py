@@ -157,6 +157,7 @@ def test_a_server_that_refuses_more_than_a_few_requests_gets_fewer(monkeypatch):
         assert refused and llm._gate.limit < 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at_once", "seconds", "timeout"),
     [(2, 0.05, 0.4), (1, 0.1, 0.25), (4, 0.12, 0.09)],  # the last is longer than a first deadline

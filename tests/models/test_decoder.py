@@ -78,6 +78,7 @@ def test_siblings_after_a_prefix_equal_separate_forward_passes(window):
         np.testing.assert_allclose(actual[b], expected[0, length : length + 4], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("adapter", [False, True])
 def test_fused_projections_compute_the_same(bias, adapter):
@@ -134,6 +135,7 @@ def test_saving_matmuls_saves_the_attention_kernel(monkeypatch):
     assert calls("dots") == calls("full") - 1
 
 
+@pytest.mark.slow
 def test_saving_matmuls_takes_a_fraction_of_the_memory():
     """A model of 135M parameters with all activations of 2,048 tokens would take 4 GB of them."""
 

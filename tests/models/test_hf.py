@@ -31,6 +31,7 @@ def assert_same_params(one: Decoder, other: Decoder) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hf_reference.CASES)
 def test_export_loads_in_transformers_with_no_key_missing_and_equal_logits(name, tmp_path):
     torch = pytest.importorskip("torch")

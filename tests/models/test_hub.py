@@ -45,6 +45,7 @@ def resolve(name, home, url, *, weights=True, **environ) -> subprocess.Completed
     return run_with_hub(["-c", SCRIPT, name, str(weights)], home, url, **environ)
 
 
+@pytest.mark.slow
 def test_a_model_is_downloaded_once_and_only_the_files_it_needs(repository, tmp_path):
     with serving({NAME: repository}) as server:
         done = resolve(NAME, tmp_path / "home", server.url)
@@ -69,6 +70,7 @@ def test_a_model_is_downloaded_once_and_only_the_files_it_needs(repository, tmp_
     assert offline.stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_a_config_is_read_without_weights_which_follow_when_they_are_needed(repository, tmp_path):
     with serving({NAME: repository}) as server:
         done = resolve(f"{NAME}@main", tmp_path / "home", server.url, weights=False)
@@ -80,6 +82,7 @@ def test_a_config_is_read_without_weights_which_follow_when_they_are_needed(repo
         assert (folder / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_another_tool_did_not_download_is_added(repository, tmp_path):
     with serving({NAME: repository}) as server:
         done = resolve(NAME, tmp_path / "home", server.url)
@@ -97,6 +100,7 @@ for file in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_small_files_that_another_tool_left_out_are_added_if_the_hub_answers(repository, tmp_path):
     small = ("modules.json", "1_Pooling/config.json", "chat_template.jinja")
     for file in small:
@@ -115,6 +119,7 @@ def test_small_files_that_another_tool_left_out_are_added_if_the_hub_answers(rep
         assert resolve(NAME, home, server.url).stdout == offline.stdout and server.requests == []
 
 
+@pytest.mark.slow
 def test_of_a_sharded_model_the_files_of_its_index_are_downloaded(repository, tmp_path):
     (repository / "model.safetensors").rename(repository / "part-1.safetensors")
     (repository / "consolidated.safetensors").write_text("not needed")
@@ -126,6 +131,7 @@ def test_of_a_sharded_model_the_files_of_its_index_are_downloaded(repository, tm
     assert files == {"part-1.safetensors"}
 
 
+@pytest.mark.slow
 def test_a_gated_model_needs_a_token(repository, tmp_path):
     with serving({NAME: repository}, gated=(NAME,)) as server:
         refused = resolve(NAME, tmp_path / "home", server.url)
@@ -137,6 +143,7 @@ def test_a_gated_model_needs_a_token(repository, tmp_path):
     assert accepted.returncode == 0, accepted.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "environ", "words"),
     [

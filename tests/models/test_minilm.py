@@ -24,6 +24,7 @@ def cosines(one, other):
     return np.sum(one * other, axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
+@pytest.mark.slow
 def test_vectors_equal_those_of_sentence_transformers(minilm):
     vectors = minilm.encode(EXPECTED["texts"])
     np.testing.assert_allclose(vectors, EXPECTED["vectors"], atol=1e-5)

@@ -14,6 +14,7 @@ from jax_ragrl.models.rope import frequencies
 GOLDEN = Path(__file__).parent / "golden"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hf_reference.CASES)
 def test_logits_equal_transformers(name, tmp_path):
     """Of float32 weights; the golden files have logits, gradients and tokens of other ones."""

@@ -68,6 +68,7 @@ def test_a_barrier_separates_the_matmuls_of_a_single_sibling(width, barriers):
     assert jaxpr.count("optimization_barrier") == barriers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "prefix", "own", "counts"),
     [
@@ -143,6 +144,7 @@ def test_what_the_kernel_takes(monkeypatch, changes, slots, fits):
         assert not uses_decode_kernel(config, *slots), "four devices cannot split two heads"
 
 
+@pytest.mark.slow
 def test_a_decoder_takes_the_kernel_for_visible_keys(monkeypatch):
     """One token for each of two siblings of two prompts: by the kernel, and by XLA with a mask."""
     decoder = Decoder(CONFIG, rngs=nnx.Rngs(0))

@@ -33,6 +33,7 @@ def mesh_of(*shape: int):
     return make_mesh(shape, jax.devices()[: int(np.prod(shape))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [

@@ -84,6 +84,7 @@ def gradient(remat: str, lora: bool):
     return jax.jit(jax.grad(loss)), split.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_no_layer_converts_what_all_layers_keep(remat, lora):
@@ -94,6 +95,7 @@ def test_no_layer_converts_what_all_layers_keep(remat, lora):
     assert dtypes and set(dtypes) == {"u16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_backward_pass_repeats_no_product_with_weights(lora):
     """Only products of the width of the adapter are cheaper to repeat than to keep."""
@@ -103,6 +105,7 @@ def test_the_backward_pass_repeats_no_product_with_weights(lora):
     assert {shape.split(",")[-1] for shape in shapes} <= {"4"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_gradients_do_not_depend_on_what_is_kept(lora):
     gradients = []

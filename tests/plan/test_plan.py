@@ -71,6 +71,7 @@ def plan_with(**changes: Any) -> dict[str, Any]:
     return plan(dataclasses.replace(RUN, **changes), SMALL, jax.devices())
 
 
+@pytest.mark.slow
 def test_the_state_is_weights_moments_and_a_reference():
     """Each matrix of this architecture splits evenly; vectors of norms are replicated."""
     result, replicated = plan_with(), NORMS
@@ -135,6 +136,7 @@ def test_a_critic_has_the_state_of_a_policy():
     assert more - state == 2 * param_count(SMALL) + 2 * NORMS  # a reference, for each kind of KL
 
 
+@pytest.mark.slow
 def test_policies_of_different_sizes_add_up():
     """Two small policies and a larger one, whose programs have the largest memory."""
     large = dataclasses.replace(SMALL, hidden_size=32, intermediate_size=64)
@@ -154,6 +156,7 @@ def test_policies_of_different_sizes_add_up():
     assert sampling["weight_bytes"] == 2 * small + more
 
 
+@pytest.mark.slow
 def test_adapters_share_a_base_without_state():
     result = plan_with(learners=ABC, lora=LORA)
     adapter = 2 * (16 + 32)  # A and B of one layer
@@ -181,6 +184,7 @@ def test_the_counted_state_of_adapters_is_that_of_training():
     assert state_bytes(policies, RUN.objective, RUN.optimizer, mesh) == sum(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 2, 1), (2, 1, 2)])

@@ -109,6 +109,7 @@ codes=(CODES); count=$(cat ~/count 2>/dev/null || echo 0); echo $((count + 1)) >
 exit "${codes[count < ${#codes[@]} ? count : -1]}\""""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codes", "starts", "last_line"),
     [
@@ -157,6 +158,7 @@ def test_a_worker_is_installed_from_the_tpu_lock_with_a_new_python(tmp_path, clo
     assert (tmp_path / "sent" / "mine.py").exists() and not (tmp_path / "sent" / "runs").exists()
 
 
+@pytest.mark.slow
 def test_an_installation_that_fails_ends_with_what_to_do(tmp_path: pathlib.Path, cloud: Cloud):
     write_script(cloud.folder / "ragrl", "exit 0")
     checkout = small_checkout(tmp_path / "checkout")

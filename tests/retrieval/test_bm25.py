@@ -146,6 +146,7 @@ def test_every_language_has_stop_words_and_a_stemmer(language):
     assert analyzer.words("Ulm 1971 x") == ["ulm", "1971"]
 
 
+@pytest.mark.slow
 def test_the_recall_of_real_passages_is_that_of_the_library(shared_data, tmp_path):
     """Without a stemmer the library alone finds .561, .716 and .834 of the gold passages."""
     folder = shared_data / "hotpotqa"

@@ -64,6 +64,7 @@ def template_ids(tokenizer, messages) -> list[int]:
     return tokenizer._hf(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.slow
 def test_contexts_equal_the_template_token_by_token_in_sampling_and_training(job, loaded):
     policies, tokenizer = loaded
     shapes = Shapes((80, 160, 288), batch_sizes=(8,), max_new_tokens=16)

@@ -68,6 +68,7 @@ def pointers(arrays: list[jax.Array]) -> set[int]:
     return {x.unsafe_buffer_pointer() for x in arrays if x.ndim > 2}
 
 
+@pytest.mark.slow
 def test_frozen_model_judge_and_reference_are_one_set_of_weights(tmp_path):
     start = Start(local_job("float32"), tmp_path)
     assert pointers(start.llm) == pointers(start.judge) == pointers(start.reference)
@@ -78,12 +79,14 @@ def test_frozen_model_judge_and_reference_are_one_set_of_weights(tmp_path):
     assert not pointers(jax.tree.leaves(policy.state.policy)) & pointers(start.llm)
 
 
+@pytest.mark.slow
 def test_the_reference_of_another_compute_dtype_is_a_set_of_its_own(tmp_path):
     start = Start(local_job("bfloat16"), tmp_path)
     assert pointers(start.llm) == pointers(start.judge)
     assert not pointers(start.reference) & pointers(start.llm)
 
 
+@pytest.mark.slow
 def test_an_adapter_trains_on_the_weights_of_the_frozen_model(tmp_path):
     start = Start(local_job("float32", lora=LoRAConfig(rank=2)), tmp_path)
     (policy,) = start.trained.values()

@@ -94,6 +94,7 @@ def outcomes(client: str, address: str, **settings: Any) -> list[Any]:
     return [*WebRetriever("serper", address, retries=0, pause=0.0, **settings).search("ab", 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 @examples(60)
 @given(st.sampled_from(STATUSES), st.lists(HEADERS, max_size=3), bodies())

@@ -179,6 +179,7 @@ def test_a_program_that_compiles_for_a_second_gets_one_line(capsys, monkeypatch)
     assert err == "compiled update 3 x 7: 12.3 s\n" and not out
 
 
+@pytest.mark.slow
 def test_samplers_and_updates_name_their_shapes(monkeypatch):
     monkeypatch.setattr(compile_cache, "MIN_REPORTED_S", 0.0)
     lines: list[str] = []

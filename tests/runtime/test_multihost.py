@@ -97,6 +97,7 @@ def test_one_process_joins_no_other(monkeypatch):
     assert joined == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_without_others_gives_up_with_advice(number):
     address = free_address()
@@ -110,6 +111,7 @@ def test_a_process_without_others_gives_up_with_advice(number):
     assert "open port" in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
 def test_a_taken_port_of_the_coordinator_is_one_clear_line(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

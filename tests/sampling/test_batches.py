@@ -64,6 +64,7 @@ def test_several_programs_sample_the_tokens_of_one(width, mesh_shape, options, m
     assert max(len(row.ids) for rows in actual for row in rows) > 16
 
 
+@pytest.mark.slow
 def test_a_batch_continues_with_live_prompts_and_needed_slots(monkeypatch):
     calls = []
 
@@ -158,6 +159,7 @@ def test_the_kernel_of_a_gpu_can_divide_a_cache_of_any_size(new):
     assert new <= max(sizes) < new + 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 16])
 def test_rows_end_at_their_limits_between_two_checks(stride, monkeypatch):
     """With a stride of 16, as on a GPU, the third check is after 48 tokens."""

@@ -71,6 +71,7 @@ def test_no_page_is_in_two_contexts_of_a_long_random_use():
 SHAPES = Shapes((64, 128), (1, 2, 4), max_new_tokens=32, kept_contexts=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", ["", "[a-z ]+"])
 @pytest.mark.parametrize("first_cache", [16, 32])
 def test_conversations_have_the_tokens_of_whole_prompts(first_cache, regex, monkeypatch):

@@ -44,6 +44,7 @@ def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
             np.testing.assert_allclose(logps, other, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "width, counts, new", [(1, [4, 4, 4, 4], 24), (2, [3, 1, 4], 12), (3, [4, 1, 4], 24)]
 )

@@ -182,6 +182,7 @@ def test_a_stride_between_checks_changes_no_result():
     assert every_step.count_B.max() == 12 and (every_step.count_B[8:] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_gpu_divides_the_stored_logits_with_equal_results(monkeypatch):
     """There a state has logits before the division; a few tokens of rows of two temperatures."""
     jobs = [job for temperature in (0.5, 2.0) for job in jobs_of([6], temperature)]

@@ -55,6 +55,7 @@ def sampling_program(model: SplitModel, mesh: jax.sharding.Mesh) -> str:
         return lowered.compile({"xla_backend_optimization_level": 0}).as_text()
 
 
+@pytest.mark.slow
 def test_sampling_on_a_mesh_gathers_no_weight_and_no_cache():
     """The program contains no all-gather, so none is in the loop over tokens."""
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])
@@ -64,6 +65,7 @@ def test_sampling_on_a_mesh_gathers_no_weight_and_no_cache():
     assert "while(" in text and "all-gather" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_frozen_model_on_a_mesh_gathers_no_weight(int8, tmp_path):
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])

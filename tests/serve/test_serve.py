@@ -311,6 +311,7 @@ serve(served, Limits(1, 3), Settings(drain=5))
 """
 
 
+@pytest.mark.slow
 def test_a_terminated_server_answers_its_queue(tmp_path):
     go = tmp_path / "go"
     command = [sys.executable, "-c", STUB, str(go)]

@@ -70,6 +70,7 @@ def weights(run: RunCheckpoint, job, parts) -> set[float]:
     return {float(x) for leaf in leaves for x in np.unique(leaf)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("", 5), ("@newest", 5), ("@4", 4), ("@best", 2)])
 def test_a_checkpoint_has_a_name(trained, name, step):
     job, parts, folder = trained
@@ -249,6 +250,7 @@ def test_a_run_ends_by_its_patience_or_its_budget_only():
     assert scores.is_spent(21, {"policy_tokens": 1.0}) and not scores.is_spent(21, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted_at", [None, 2])
 @pytest.mark.parametrize(
     ("settings", "last", "evaluated"),

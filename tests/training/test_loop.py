@@ -29,6 +29,7 @@ class FirstRolloutError(Exception):
     """Raised by the first rollout of a run."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "retained"), [("none", False), ("reward", True)])
 def test_initial_weights_are_retained_only_as_references(where, retained, tmp_path, monkeypatch):
     folder = saved_policy(tmp_path)

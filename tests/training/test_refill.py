@@ -95,6 +95,7 @@ def routes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Routes:
     return Routes(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(routes):
     rows = read_metrics(routes.train(refill=2))
     stream, expected = QuestionStream(routes.questions, routes.seed), []
@@ -155,6 +156,7 @@ def test_a_step_without_a_signal_changes_nothing(routes):
     assert after["checksums"] == before["checksums"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("prefers", [False, True])
 def test_a_resumed_run_is_bit_identical(routes, monkeypatch, staleness, prefers):

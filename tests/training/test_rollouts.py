@@ -54,6 +54,7 @@ def test_fresh_rollouts_come_from_the_newest_policies(trial):
     assert checkpoints.meta(3)["contents"] == checkpoints.meta(4)["contents"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [1, 2])
 def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial, save_every):
     """The language model answers differently each time: a second rollout would differ."""

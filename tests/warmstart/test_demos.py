@@ -104,6 +104,7 @@ def weights(out: pathlib.Path) -> list[np.ndarray]:
     return [np.asarray(x) for x in nnx.to_flat_state(nnx.state(decoder, nnx.Param)).leaves]
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch):
     folder = saved_policy(tmp_path)
     prompts = ["who", "directed", "the", "film", "Question"]
