@@ -109,7 +109,9 @@ def get_config(preset: str = "paper") -> ConfigDict:
         {
             "seed": 0,
             "policy": path(),
-            "mesh": (-1, -1, 1),  # data, fsdp, tensor: fsdp as the width allows
+            # data, fsdp, tensor: fsdp as the width allows. Rollouts copy the weights of three
+            # policies without fsdp, 37 GB, of which a tensor axis of 2 leaves each device 18 GB.
+            "mesh": (-1, -1, 2),
             "compute_dtype": "bfloat16",
             "remat": "full",  # recompute activations in the backward pass: least memory
             # The rewriter starts from this folder, relative to the current directory.
@@ -162,6 +164,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "prompt_lengths": (512, 1024, 2048, 4096),
                 "batch_sizes": (4, 16),
                 "max_new_tokens": 512,
+                "max_prompt_tokens": 8192,  # per device
             },
             "packing": {
                 "row_lengths": (1024, 2048, 4096, 8192),
