@@ -4,10 +4,10 @@ python docs/_ext/papers.py PAPER [--toy] [STAGE ...]      prints the script
 
 A paper has `stages` (`name`, what it `does`, `command`), `names` that replace `{name}` in commands,
 `files` to download, `rows` of published numbers for its `sets`, `tables` (which table or figure has
-a command) and, once somebody has run it, the result of the stage `plan` as `planned`. `all` holds
-what papers share, and `like` names a paper whose missing entries are used. With --toy the entries
-of `toy` replace names, a stage's `toy` replaces its command, and `options` of the stage's name are
-appended to it.
+a command) and, per machine, what the stage `plan` gave as `planned`; `simulated` says how. `all`
+holds what papers share, and `like` names a paper whose missing entries are used. With --toy the
+entries of `toy` replace names, a stage's `toy` replaces its command, and `options` of the stage's
+name are appended to it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def papers() -> dict[str, dict[str, Any]]:
         for key in ("stages", "files"):
             paper[key] = paper.get(key) or like[key]
         paper["files"] = [*paper["files"], *shared["files"]]
+        paper["simulated"] = shared["simulated"]
         paper["names"] |= {"out": os.environ.get("RUNS", "runs"), "runs": f"{{out}}/{name}"}
     return data
 
@@ -131,14 +132,8 @@ def _stages(name: str, paper: dict[str, Any]) -> str:
         parts.append(f"**{number}. {stage.name}**: {stage.does}.\n")
         if stage.command:
             parts.append(f"```bash\n{stage.command}\n```\n")
-    planned = paper.get("planned", {})
-    unknown = f"`launch/paper.sh {name} plan`"
-    rows = [
-        ["train", planned.get("gigabytes", unknown), planned.get("hours", unknown)],
-        ["the other stages", "not in a plan", "not in a plan"],
-    ]
-    head = ["stage", "GB per GPU", "hours (simulated)"]
-    return "\n".join([*parts, _table(head, rows), "", planned.get("note", "")])
+    head = ["machine", "GB per device", "seconds per step", "hours", "differs from `plan`"]
+    return "\n".join([*parts, _table(head, paper["planned"]), "", paper["simulated"]])
 
 
 def _results(_: str, paper: dict[str, Any]) -> str:

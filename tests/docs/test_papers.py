@@ -57,6 +57,16 @@ def test_the_published_numbers_of_a_paper_are_complete(name):
             assert mean == pytest.approx(numbers[-1], rel=1e-2), system
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_simulated_hours_of_a_paper_are_those_of_all_steps_of_its_config(name):
+    steps = load_config(None, [f"--config=configs/{name}.py"])["run"]["steps"]
+    page = filled(ROOT / "docs" / "papers" / f"{name}.md")
+    for machine, _, seconds, hours, _ in PAPERS[name]["planned"]:
+        assert f"| {machine} |" in page
+        if seconds:  # of a plan that has not ended there are none
+            assert hours == pytest.approx(seconds * steps / 3600, rel=0.02)
+
+
 def test_every_group_of_tables_and_figures_has_a_state():
     entries = [entry for paper in PAPERS.values() for entry in paper["tables"]]
     assert len(entries) == 31
