@@ -1,8 +1,8 @@
 """`ragrl quickstart --real`: MMOA-RAG's selector and generator with SmolLM2 135M, on two CPU cores.
 
-`mmoa_rag.py` made small. Without the rewriter all rollouts of a question read the same passages, and
-share the keys of their prompt; there are two of them, and 12 steps at twice the rate. The untrained
-policy reads for the baselines, so that no server is needed.
+`mmoa_rag.py` made small. Without the rewriter all rollouts of a question read the same passages,
+and share the keys of their prompt; there are two of them, and 12 steps at twice the rate. The
+untrained policy reads for the baselines, so that no server is needed.
 """
 
 import pathlib
