@@ -103,7 +103,9 @@ def test_the_path_of_a_question_names_functions_that_exist():
         assert f"\ndef {name}(" in (ROOT / "jax_ragrl" / file).read_text(encoding="utf-8"), name
 
 
-OTHERS = {"--num-slices", "--all", "--list", "--topk", "--count", "--toy"}  # of other programs
+# Of other programs.
+OTHERS = {"--num-slices", "--all", "--list", "--topk", "--count", "--toy"}
+OTHERS |= {"--offline", "--strict-collection"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
