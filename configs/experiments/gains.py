@@ -20,7 +20,7 @@ def get_config(name: str = "c3po") -> ConfigDict:
     if folder:
         arms["untrained"] = {**arm, "overrides": ("run.steps=0",)}
         # Those of the published code for MMOA-RAG.
-        labels = "labels:answer" if system in ("mmoa_rag", "quickstart") else "labels"
+        labels = "labels:answer" if system == "mmoa_rag" else "labels"
         arm |= {"sft": f"configs/{folder}/warm_start.py", "demos": labels}
     elif (FOLDER / "tiny" / f"warmup_{system}.py").exists():
         arm["warm_up"] = f"configs/tiny/warmup_{system}.py"

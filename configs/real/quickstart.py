@@ -1,8 +1,8 @@
 """`ragrl quickstart --real`: MMOA-RAG's selector and generator with SmolLM2 135M, on two CPU cores.
 
 `mmoa_rag.py` without the rewriter, on Natural Questions alone, which one search answers. All
-rollouts of a question then read the same passages, and share the keys of their prompt. The untrained
-policy reads for the baselines, so that no server is needed.
+rollouts of a question then read the same passages, and share the keys of their prompt. The
+untrained policy reads for the baselines, so that no server is needed.
 """
 
 import pathlib

@@ -43,36 +43,35 @@ with tempfile.TemporaryDirectory() as folder:
         text, words = question.text, keywords(question.text)
         # The first word of a question is capitalized without being a name.
         names = [*dict.fromkeys(NAME.findall(text[:1].lower() + text[1:]))]
+        # By table: passages read before, how many the queries add, and the queries of each rule.
         tables = {
-            "first": {
-                "question": [text],
-                "keywords": [words],
-                "names": names[:2] or [words],
-                "question and name": [text, *names[-1:]],
-                "keywords and name": [words, *names[-1:]],
-            }
+            "first": (
+                (),
+                4,
+                {
+                    "question": [text],
+                    "keywords": [words],
+                    "names": names[:2] or [words],
+                    "question and name": [text, *names[-1:]],
+                    "keywords and name": [words, *names[-1:]],
+                },
+            )
         }
         for size in (1, 2):
-            if recall_at(question.gold, hit.passages, size) < 1:
-                seen = previews(hit.passages[:size])
-                label = Evidence(question, titles=titles).missing_title(seen)
-                tables[f"second {size}"] = {
-                    "more passages of the question": [text],
-                    "keywords": [words],
-                    "title of the first passage": [hit.passages[0].title],
-                    "label": [label or words],
-                }
-        for table, rules in tables.items():
-            is_first = table == "first"
-            size = 4 if is_first else int(table[-1])
+            read = hit.passages[:size]
+            if recall_at(question.gold, read, size) < 1:
+                label = Evidence(question, titles=titles).missing_title(previews(read))
+                rules = {"keywords": [words], "title of the first passage": [read[0].title]}
+                tables[f"second {size}"] = (read, size, rules | {"label": [label or words]})
+        for table, (read, size, rules) in tables.items():
             recalls = {}
+            if read:
+                recalls["more passages of the question"] = recall_at(
+                    question.gold, hit.passages, 2 * size
+                )
             for rule, queries in rules.items():
-                if rule.startswith("more"):
-                    passages = hit.passages[: 2 * size]
-                else:
-                    new = search_all(retriever, queries, size // len(queries))
-                    passages = () if is_first else hit.passages[:size]
-                    passages = (*passages, *(p for h in new for p in h.passages))
+                new = search_all(retriever, queries, size // len(queries))
+                passages = [*read, *(p for h in new for p in h.passages)]
                 recalls[rule] = recall_at(question.gold, passages, len(passages))
             recalls["best"] = max(recalls.values())
             for kind in (question.id.split("/")[0], "all"):
