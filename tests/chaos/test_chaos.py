@@ -105,17 +105,20 @@ def test_a_full_disk_is_named_and_the_run_continues_when_there_is_space(whole, p
 
 def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(policy, tmp_path):
     kinds = [name for name in servers.PASSING if "hangs" not in name]
-    without, some, every = (Servers(tmp_path / "index", n, kinds, 0) for n in (0.0, 0.3, 1.0))
+    without, some = (Servers(tmp_path / "index", n, kinds, 0) for n in (0.0, 0.3))
     for own, name in ((without, "whole"), (some, "faulty")):
         outcome = train_on(own, tmp_path / name, policy, run__questions_per_step=6)
         assert outcome.code == 0, outcome
     assert sum(some.counts.values()) > 5
     assert not sum(row.get("failed", 0) for row in read_rows(tmp_path / "faulty" / "metrics.jsonl"))
     assert digest(tmp_path / "whole") == digest(tmp_path / "faulty")
-    outage = train_on(every, tmp_path / "outage", policy, run__questions_per_step=6)
-    assert outage.code == 2 and not outage.has_traceback, outage
-    # The first requests succeed, so an early step may be saved; the last one may not.
-    assert not (tmp_path / "outage" / "checkpoints" / "3").exists()
+    # The servers answer the first step, and nothing after it.
+    every = Servers(tmp_path / "index", 1.0, kinds, 0, after=0)
+    for own, steps, code in ((without, 1, 0), (every, 3, 2)):
+        changes = {"run__questions_per_step": 6, "run__steps": steps}
+        outcome = train_on(own, tmp_path / "outage", policy, **changes)
+        assert outcome.code == code and not outcome.has_traceback, outcome
+    assert [x.name for x in (tmp_path / "outage" / "checkpoints").iterdir()] == ["1"]
 
 
 def test_odd_replies_fail_their_questions_and_end_no_run(policy, tmp_path):
