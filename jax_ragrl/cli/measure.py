@@ -108,7 +108,7 @@ def _add_sample_options(kind: argparse.ArgumentParser) -> None:
         ("batch", 64, "prompts sampled together"),
         ("turns", 1, "turns per conversation"),
         ("observation", 256, "tokens between two turns"),
-        ("kept-contexts", 0, "longest contexts that are kept from turn to turn"),
+        ("kept-contexts", 0, "how many contexts of the longest length are kept from turn to turn"),
         ("repeats", 3, "number of timed rollouts, after one that compiles"),
     )
     _add_model_options(kind, numbers)
