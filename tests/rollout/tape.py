@@ -1,7 +1,5 @@
 """Recorded scripts for a policy, a retriever and a language model, with a log of effects."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence

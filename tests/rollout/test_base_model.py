@@ -1,7 +1,5 @@
 """Search-R1 with a base model, whose `eos` is not the token that ends turns of its template."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -29,8 +27,6 @@ FORCED = ForcedAction("<search>cats</search>")
 
 
 class Recorder:
-    """Passes requests on, and keeps them with their actions."""
-
     def __init__(self, sampler: PolicySampler):
         self.sampler, self.calls = sampler, []
 
@@ -100,17 +96,13 @@ def test_contexts_equal_the_template_token_by_token_in_sampling_and_training(job
         assert all(TEXT_END not in np.trim_zeros(row, "b") for row in ids)
 
 
-def test_supervised_targets_end_as_the_template_ends_a_turn(loaded):
+def test_supervised_targets_and_other_stop_tokens_end_as_the_template_ends_a_turn(loaded):
     _, tokenizer = loaded
     user, reply = Message("user", "Who?"), Message("assistant", "Ann.")
     sample = example(tokenizer, [user], reply.content, "agent")
     context = [*sample.prompt, *sample.target]
     assert context == template_ids(tokenizer, [user, reply])[: len(context)]
     assert sample.target[-1] == END
-
-
-def test_another_stop_token_leaves_the_end_to_the_template(loaded):
-    _, tokenizer = loaded
     action = (*tokenizer.encode("Ann."), TEXT_END)
     history = (ModelOutput(action), Observation("Why?"))
     context = context_ids(tokenizer, (Message("user", "Who?"),), history, True)

@@ -1,7 +1,5 @@
 """Actions of an engine that a test plays: corrected as in float64, and refused if not exact."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -1,16 +1,12 @@
-from __future__ import annotations
-
-import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, build_forest, sibling_groups
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, build_forest
 from jax_ragrl.systems.c3po import TreeShape
-from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
-from tests.rollout.test_collect import QUESTIONS, twice
-from tests.rollout.test_several import fan
+from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
+from tests.rollout.test_collect import QUESTIONS
 
 
 def at(depth: int, role: str = "filter") -> Generate:
@@ -36,6 +32,10 @@ def test_a_forced_role_samples_only_its_free_actions():
     assert tree(at(1, "filter"), "q") == Branching(2)
     with_free_samples = Tree(forced_actions=tree.forced_actions, free_samples=1)
     assert with_free_samples(at(1, "router"), "q") == Branching(1, tree.forced_actions["router"])
+    tree = Tree(forced_actions={"router": (ForcedAction("a $question b", complete=False),)})
+    assert tree(at(1, "router"), "$question?").forced_actions == (
+        ForcedAction("a $question? b", False),
+    )
 
 
 def test_a_sample_equal_to_a_forced_action_is_merged():
@@ -47,13 +47,6 @@ def test_a_sample_equal_to_a_forced_action_is_merged():
     assert [forest.records[i].finish_reason for i in (2, 3)] == ["Invalid Format", "answered"]
 
 
-def test_a_question_in_a_forced_text_is_filled_in_once():
-    tree = Tree(forced_actions={"router": (ForcedAction("a $question b", complete=False),)})
-    assert tree(at(1, "router"), "$question?").forced_actions == (
-        ForcedAction("a $question? b", False),
-    )
-
-
 def distinct(role: str, prompt: str, rng) -> str:
     word = f"{rng.random()}"
     if role == "filter":
@@ -61,16 +54,13 @@ def distinct(role: str, prompt: str, rng) -> str:
     return f"Thought: {word}\nAction: [Retrieval] {word}"
 
 
-def test_the_papers_tree_has_seven_leaves_if_all_actions_differ():
+def test_the_papers_tree_has_seven_leaves_and_its_ablation_a_single_chain():
     # One leaf without retrieval, two by the filters of a single search, and two decisions with
     # two filters each.
     forest = play(Tape(distinct), *QUESTIONS, expander=PAPER)
     leaves = [int(forest.leaf_N[forest.nodes_of(i)].sum()) for i in range(len(QUESTIONS))]
     assert leaves == [7] * len(QUESTIONS)
-
-
-def test_a_sampled_router_and_width_one_give_a_single_chain():
-    """The paper's ablation without trees (section 6.4): each action has the reward of one leaf."""
+    # The ablation without trees (section 6.4): each action has the reward of one leaf.
     tree = TreeShape(width=1, router_forcing="sampled").expander()
     texts = {"router": "[Planning]", "decision": "Thought: t\nAction: [LLM]"}
     forest = play(Tape(lambda role, *_: texts[role]), QUESTIONS[0], expander=tree)
@@ -92,20 +82,6 @@ def test_invalid_tree_settings_are_refused(shape, message):
 
 def record(parent: int, question: int = 0, role: str = "router", **values) -> Record:
     return Record(parent, question, role, depth=1, path=(), **values)
-
-
-def test_every_child_comes_after_its_parent_and_belongs_to_its_question():
-    forest = play(Tape(improvise), *QUESTIONS, expander=twice)
-    parent_N, number_N = forest.parent_N, np.arange(len(forest.records))
-    assert (parent_N < number_N).all() and (parent_N >= NO_PARENT).all()
-    below_N = parent_N >= 0
-    assert (forest.question_N[parent_N[below_N]] == forest.question_N[below_N]).all()
-    # Only childless nodes are leaves, with rewards.
-    childless = np.setdiff1d(number_N, parent_N)
-    np.testing.assert_array_equal(childless, np.flatnonzero(forest.leaf_N))
-    assert not forest.reward_N[~forest.leaf_N].any() and forest.reward_N.any()
-    assert forest.unanswered_N.any() and not forest.unanswered_N[~forest.leaf_N].any()
-    assert not forest.reward_N[forest.unanswered_N].any()
 
 
 def test_leaving_out_a_failed_question_renumbers_parents():
@@ -140,9 +116,3 @@ def test_limits_and_answers_are_not_parse_errors(why):
         record(0, role=LEAF, answer="x", finish_reason="answered, Unknown Document").parse_error
         == ""
     )
-
-
-def test_concurrent_actions_are_separate_sibling_groups():
-    """Two concurrent actions of one state are not alternatives to each other."""
-    forest = fan()
-    assert sibling_groups(forest) == [[0], [1]]

@@ -48,12 +48,7 @@ class Counted:
         yield Done(action.action)
 
 
-def test_members_that_a_system_lacks_are_named():
-    with pytest.raises(UserError, match="SimpleNamespace has no style, steps: a system needs"):
-        check_members(SimpleNamespace(roles={}, start=0))
-
-
-def test_notes_are_read_from_the_state():
+def test_a_state_is_data_with_notes():
     start = Execution(Counted(), ANN)
     assert (start.state.strategy, start.state.faults, start.state.candidates) == ("", (), ())
     reads = start.advance(HITS)
@@ -61,6 +56,10 @@ def test_notes_are_read_from_the_state():
     end = reads.advance(ParsedAction("x", valid=False, error="No X"))
     assert (end.state.strategy, end.state.faults) == ("x", ("No X",))
     assert (end.state.candidates, end.state.documents) == (HITS.passages, HITS.passages[:1])
+    # It holds the replies and notes, but no generator.
+    state = Execution(Counted(), ANN).advance(HITS).state
+    assert copy.deepcopy(state) == records.loads(records.dumps(state)) == state
+    assert json.loads(json.dumps(dataclasses.asdict(state)))["question"]["id"] == ANN.id
 
 
 def test_a_branch_repeats_the_replies_and_a_single_chain_does_not():
@@ -70,13 +69,6 @@ def test_a_branch_repeats_the_replies_and_a_single_chain_does_not():
     assert [end.effects for end in ends] == [(Done(name),) for name in "abb"]
     assert ends[1].state == ends[2].state != ends[0].state
     assert ends[0].state.replies == (HITS, ParsedAction("a")) and system.runs == 3
-
-
-def test_a_state_is_data():
-    """It holds the replies and notes, but no generator."""
-    state = Execution(Counted(), ANN).advance(HITS).state
-    assert copy.deepcopy(state) == records.loads(records.dumps(state)) == state
-    assert json.loads(json.dumps(dataclasses.asdict(state)))["question"]["id"] == ANN.id
 
 
 def test_impure_steps_cannot_branch():
@@ -99,10 +91,12 @@ def test_a_value_that_is_no_effect_is_refused(value):
         Execution(SimpleNamespace(steps=lambda question: iterate(value)), ANN)
 
 
-def test_steps_that_end_without_an_answer_are_refused():
+def test_steps_without_an_answer_are_refused_and_missing_members_named():
     run = Execution(SimpleNamespace(steps=lambda question: (x for x in (Search("a", 1),))), ANN)
     with pytest.raises(UserError, match="ended without an answer"):
         run.advance(HITS)
+    with pytest.raises(UserError, match="SimpleNamespace has no style, steps: a system needs"):
+        check_members(SimpleNamespace(roles={}, start=0))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

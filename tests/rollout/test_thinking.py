@@ -1,7 +1,5 @@
 """Roles that think: the block is sampled, kept in contexts and trained, but never parsed."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -29,7 +27,6 @@ USER = (Message("user", "Who?"),)
 
 
 def echo(text: str) -> ParsedAction:
-    """A grammar whose action is the whole text."""
     return ParsedAction("echo", (text,), thought="own")
 
 
@@ -98,7 +95,7 @@ def test_a_forced_action_closes_the_block_that_its_prompt_opens():
     assert action.text == "[LLM]"
 
 
-def test_systems_and_judges_read_replies_without_reasoning():
+def test_systems_and_judges_read_replies_without_reasoning_which_is_still_counted():
     tape = Tape({"router": ["[No Retrieval]"]}, replies={"answer_direct": f"{BLOCK}Ulm"})
     forest = collect(system(), single_chain, (ANN,), tape.environment())
     (leaf,) = [record for record in forest.records if record.role == "leaf"]
@@ -106,9 +103,6 @@ def test_systems_and_judges_read_replies_without_reasoning():
     judge = Tape({}, replies={"judge": "<think>Is it true?</think>False"})
     question = Question("q", "Where?", ("Ulm",))
     assert grade_answers(judge, [question], ["Rom"]).tolist() == [0.0]
-
-
-def test_the_reasoning_of_a_metered_reply_is_still_counted():
     (reply,) = without_thoughts([MeteredReply(f"{BLOCK}Ulm", 3, 9)])
     assert reply == "Ulm" and (reply.prompt_tokens, reply.completion_tokens) == (3, 9)
 

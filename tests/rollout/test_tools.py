@@ -71,12 +71,14 @@ def question(n, city):
     return Question(f"q{n}", city, (str(100 * len(city)),))
 
 
-def test_a_result_reaches_the_system_and_counts():
+def test_a_result_reaches_the_system_and_counts_and_so_does_a_refusal():
     forest = play(Tape({"asker": ["Ulm"]}), [question(0, "Ulm")], tools())
     (leaf,) = forest.leaves()
     assert leaf.answer == "300" and leaf.calls[0].request == '{"city": "Ulm"}'
     assert costs_of(forest)[0]["tool_calls"] == 1 and costs_of(forest)[0]["llm_calls"] == 0
     assert records.loads(records.dumps(leaf.state)) == leaf.state
+    forest = play(Tape({"asker": ["?"]}), [question(0, "Ulm")], tools())
+    assert forest.leaves()[0].answer == "unknown" and not forest.errors() and CALLS == ["Ulm", "?"]
 
 
 def test_equal_calls_are_made_once_and_paid_by_all():
@@ -85,11 +87,6 @@ def test_equal_calls_are_made_once_and_paid_by_all():
     again = play(Tape({"asker": ["Ulm"] * 2}), [question(n, "Ulm") for n in (0, 1)], table)
     assert CALLS == ["Ulm", "Ulm ", "Ulm"]
     assert step_costs(forest)["tool_calls"] == step_costs(again)["tool_calls"] == 2
-
-
-def test_refused_arguments_are_a_result_and_not_a_failure():
-    forest = play(Tape({"asker": ["?"]}), [question(0, "Ulm")], tools())
-    assert forest.leaves()[0].answer == "unknown" and not forest.errors() and CALLS == ["?"]
 
 
 def test_a_failed_tool_fails_its_question_alone_and_is_never_a_reward():
@@ -111,7 +108,7 @@ def test_a_failed_tool_fails_its_question_alone_and_is_never_a_reward():
     assert failing == {n: without[n] for n in failing} and 0 < sum(failing.values()) < 7
 
 
-def test_a_failed_call_is_retried_and_asked_again_later():
+def test_a_failed_call_is_retried_asked_again_later_and_ends_at_its_deadline():
     FAILING.add("Ulm")
     table = tools()
     assert "the tool population failed: ConnectionError" in str(
@@ -122,9 +119,6 @@ def test_a_failed_call_is_retried_and_asked_again_later():
     assert table.call("population", {"city": "Ulm"}) == ToolResult(
         '{"city": "Ulm", "population": 300}'
     )
-
-
-def test_a_call_ends_at_its_deadline():
     failed = tools(timeout=0.05, retries=0).call("population", {"city": "slow"})
     assert isinstance(failed, EffectError) and "no result within 0.05 s" in str(failed)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -18,16 +16,19 @@ CHOOSERS = ("filter",)
 TEXTS = {"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [2]"]}
 
 
-def test_traces_are_json_and_hold_every_node():
+def test_traces_are_json_with_every_node_of_questions_that_did_not_fail():
     forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
     drawn = trees(forest, credit_of(forest), 4, choosers=CHOOSERS)
     assert json.loads(json.dumps(drawn, allow_nan=False)) == drawn
     assert [tree["question"] for tree in drawn] == [q.text for q in QUESTIONS[:4]]
     ids = [[node["id"] for node in tree["nodes"]] for tree in drawn]
     assert ids == [forest.nodes_of(i).tolist() for i in range(4)]
+    forest = forest._replace(failed_questions=(0, 2))
+    drawn = trees(forest, credit_of(forest), 2, choosers=CHOOSERS)
+    assert [tree["question"] for tree in drawn] == [QUESTIONS[1].text, QUESTIONS[3].text]
 
 
-def test_a_tree_holds_texts_parents_rewards_and_answers():
+def test_a_tree_and_a_transcript_hold_every_step_in_order():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
     (tree,) = trees(forest, credit_of(forest), 5, choosers=CHOOSERS)
     assert tree | {"nodes": 0} == {"question": ANN.text, "answers": ["Ulm"], "hops": 1, "nodes": 0}
@@ -40,9 +41,19 @@ def test_a_tree_holds_texts_parents_rewards_and_answers():
     assert kept["passages"][0] == {"title": "title 1", "text": "text 1", "kept": False}
     assert (leaf["answer"], leaf["why"], leaf["role"]) == ("Ulm", "answered", "leaf")
     assert leaf["calls"] == [["search", "Ann -> title 1, title 2"], ["answer", "Ulm"]]
+    head, *steps = transcript(forest, 0).split("\n")
+    assert head == ANN.text
+    assert [line.split()[0] for line in steps] == [
+        *["router", "search", "filter", "Action:", "answer", "=>"]
+    ]
+    assert "Ann -> title 1, title 2" in steps[1] and steps[-1].endswith("Ulm (answered)")
+    # Credit without a leaf is null.
+    forest = play(Tape({"router": ["[No Retrieval]"]}))
+    (tree,) = trees(forest, np.array([np.nan, 1.0], np.float32), 1)
+    assert [n["credit"] for n in tree["nodes"]] == [None, 1.0]
 
 
-def test_a_decision_after_a_filter_shows_no_passages():
+def test_a_decision_after_a_filter_shows_no_passages_and_a_search_without_readers_its_own():
     texts = {
         "router": ["[Planning]"],
         "decision": ["Thought: n\nAction: [Retrieval] a", "Thought: d\nAction: [LLM]"],
@@ -52,18 +63,12 @@ def test_a_decision_after_a_filter_shows_no_passages():
     (tree,) = trees(forest, credit_of(forest), 1, choosers=CHOOSERS)
     lines = {n["id"]: len(n["passages"]) for n in tree["nodes"]}
     assert lines == {0: 0, 1: 0, 2: 2, 3: 0, 4: 0}
-
-
-def test_credit_without_a_leaf_is_null():
-    forest = play(Tape({"router": ["[No Retrieval]"]}))
-    (tree,) = trees(forest, np.array([np.nan, 1.0], np.float32), 1)
-    assert [n["credit"] for n in tree["nodes"]] == [None, 1.0]
-
-
-def test_a_failed_question_is_skipped_and_not_counted():
-    forest = play(Tape(improvise), *QUESTIONS)._replace(failed_questions=(0, 2))
-    drawn = trees(forest, credit_of(forest), 2, choosers=CHOOSERS)
-    assert [tree["question"] for tree in drawn] == [QUESTIONS[1].text, QUESTIONS[3].text]
+    agent = SearchAgent("search_r1", "coda_tiny", 2, as_chat_turns=True)
+    texts = {"agent": ["<search>Ann</search>", "<answer>Ulm</answer>"]}
+    forest = collect(agent, single_chain, [ANN], Tape(texts).environment())
+    (tree,) = trees(forest, np.zeros(3), 1)
+    result = [{"title": f"title {i}", "text": f"text {i}"} for i in (1, 2)]
+    assert [node["passages"] for node in tree["nodes"]] == [result, [], []]
 
 
 def test_tokens_have_their_sampling_log_probabilities():
@@ -79,22 +84,3 @@ def test_tokens_have_their_sampling_log_probabilities():
     assert "".join(text for text, _ in sampled["tokens"]) == "[Planning]"
     assert [logp for _, logp in sampled["tokens"]] == pytest.approx(logps)
     assert {logp for _, logp in forced["tokens"]} == {None} and forced["prompt"] == "route"
-
-
-def test_a_transcript_holds_every_step_in_order():
-    forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
-    head, *steps = transcript(forest, 0).split("\n")
-    assert head == ANN.text
-    assert [line.split()[0] for line in steps] == [
-        *["router", "search", "filter", "Action:", "answer", "=>"]
-    ]
-    assert "Ann -> title 1, title 2" in steps[1] and steps[-1].endswith("Ulm (answered)")
-
-
-def test_without_readers_nodes_show_the_passages_found():
-    agent = SearchAgent("search_r1", "coda_tiny", 2, as_chat_turns=True)
-    texts = {"agent": ["<search>Ann</search>", "<answer>Ulm</answer>"]}
-    forest = collect(agent, single_chain, [ANN], Tape(texts).environment())
-    (tree,) = trees(forest, np.zeros(3), 1)
-    result = [{"title": f"title {i}", "text": f"text {i}"} for i in (1, 2)]
-    assert [node["passages"] for node in tree["nodes"]] == [result, [], []]

@@ -1,7 +1,5 @@
 """Every instant of a rollout has one cause, and the causes add up to its duration."""
 
-from __future__ import annotations
-
 import pytest
 
 from jax_ragrl.rollout import waiting as module
@@ -12,8 +10,6 @@ from tests.rollout.tape import ANN, BOB, Tape, system
 
 
 class Clock:
-    """A clock that moves only if told."""
-
     now = 0.0
 
     def perf_counter(self) -> float:
@@ -45,8 +41,6 @@ def test_overlapping_calls_count_once_by_the_first_cause(clock: Clock):
 
 
 class TimedTape(Tape):
-    """An environment whose calls take whole seconds."""
-
     clock: Clock
 
     def sample(self, requests):
@@ -67,15 +61,13 @@ def test_a_rollout_is_measured(clock: Clock):
     # A call per round: the route, the answer, the end; the model answers once.
     assert seconds["llm"] + seconds["device"] > 0 and seconds["host"] == 0
     assert sum(seconds.values()) == clock.now
-
-
-def test_models_on_the_devices_are_waits_for_the_devices(clock: Clock):
+    # Models on the devices are waits for the devices.
     tape = Tape(lambda *_: "[No Retrieval]")
     tape.on_device = True
     waiting = WaitingTimes()
     environment = tape.environment()._replace(times=waiting)
     with environment.call(environment.llm, LLM):
-        clock.now = 1
+        clock.now += 1
     assert waiting.seconds() == {"device": 1, "llm": 0, "retriever": 0, "host": 0}
 
 
