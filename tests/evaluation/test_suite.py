@@ -1,7 +1,5 @@
 """The evaluation suite: parsing, failures, resumption."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import types
@@ -32,19 +30,16 @@ CELL = {"questions": 4, "f1": 12.34, "em": 0.0, "cover_em": 25.0, "ended": {}, "
 CELL_TEXT = "12.3 / 0.0 / 25.0; 1.5 / 5 / 6"
 
 
-def test_a_set_has_its_given_name_or_that_of_its_file():
-    path = pathlib.Path("d/e.json.gz")
-    assert parse_data("d/e.json.gz") == DataSet("e", path)
-    assert parse_data("x=d/e.json.gz@c") == DataSet("x", path, pathlib.Path("c"))
-    assert parse_data("d/popqa/test.jsonl").name == "popqa"
-
-
-def test_a_cell_shows_scores_costs_and_failures():
+def test_a_cell_shows_scores_costs_and_failures_of_a_named_set():
     assert format_cell(CELL) == CELL_TEXT
     assert format_cell(CELL | {"ended": {"failed": 1}}) == f"{CELL_TEXT} (1 failed)"
     unjudged = f"{CELL_TEXT} (2 without a verdict of the judge)"
     assert format_cell(CELL | {"unjudged": 2}) == unjudged
     assert format_cell({"error": "OSError: down"}) == "error" and format_cell(None) == "…"
+    path = pathlib.Path("d/e.json.gz")
+    assert parse_data("d/e.json.gz") == DataSet("e", path)
+    assert parse_data("x=d/e.json.gz@c") == DataSet("x", path, pathlib.Path("c"))
+    assert parse_data("d/popqa/test.jsonl").name == "popqa"
 
 
 def test_rows_are_compared_with_the_first_one_question_by_question():
@@ -79,7 +74,8 @@ def write_jsonl(path: pathlib.Path, *values: dict) -> pathlib.Path:
 
 
 @pytest.fixture
-def sets(tmp_path):
+def sets(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     corpus = [{"id": str(i), "title": f"t{i}", "text": f"{w} is here"} for i, w in enumerate("xyz")]
     write_jsonl(tmp_path / "corpus.jsonl", *corpus)
     questions = [{"id": w, "question": f"where is {w}", "golden_answers": [w]} for w in "xyz"]
@@ -111,7 +107,6 @@ def run(sets, address: str, *systems: str, **options: str) -> int:
 
 
 def test_a_failed_cell_is_retried_and_affects_no_other(sets, capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
     original, is_broken = table.system_result, [True]
 
     def system_result(name, context, models, questions):
@@ -218,7 +213,6 @@ def test_a_run_that_was_trained_further_is_evaluated_again(table_of, sets, capsy
     ],
 )
 def test_failures_leave_the_rest_of_a_table(option, broken, code, sets, capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.chdir(sets)
     original, current = table.build_system, []
 
@@ -266,7 +260,6 @@ def test_failures_leave_the_rest_of_a_table(option, broken, code, sets, capsys, 
 
 
 def test_finished_rows_survive_an_interruption(sets, capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.chdir(sets)
     original = table.system_result
 
@@ -284,8 +277,7 @@ def test_finished_rows_survive_an_interruption(sets, capsys, monkeypatch):
     assert "direct" in json.loads((sets / "t.json").read_text())
 
 
-def test_a_table_without_cells_accepts_other_settings(sets, capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_a_table_without_cells_accepts_other_settings(sets, capsys):
     with serving(lambda body: "x") as (address, _):
         assert run(sets, address, "direct", encoder="nowhere") == 2
         assert "give the folder of a text encoder" in capsys.readouterr().out
@@ -294,8 +286,7 @@ def test_a_table_without_cells_accepts_other_settings(sets, capsys, monkeypatch)
         assert run(sets, address, "direct", encoder="nowhere") == 2
 
 
-def test_web_searches_serve_all_sets_and_are_cached(sets, capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_web_searches_serve_all_sets_and_are_cached(sets, capsys):
     reader = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
     with reader as (address, _), engine(pages) as (web, requests):
         args = ["--llm", f"openai:m@{address}", "--style", "full", "--workdir", f"{sets}/table"]
@@ -308,10 +299,7 @@ def test_web_searches_serve_all_sets_and_are_cached(sets, capsys, monkeypatch):
     assert row["costs"]["passages"] == 5.0 and row["cover_em"] == 100.0  # the query is in its hits
 
 
-def test_replies_from_the_cache_are_named_so_that_they_hide_no_server_that_is_away(
-    sets, capsys, monkeypatch
-):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_replies_from_the_cache_are_named_so_that_they_hide_no_server_that_is_away(sets, capsys):
     with serving(lambda body: "x") as (address, requests):
         shared = ["--llm", f"openai:m@{address}", "--retriever", "http://127.0.0.1:1"]
         args = ["evaluate", "--systems", "direct", "--questions", f"{sets}/one.jsonl", *shared]

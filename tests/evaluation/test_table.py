@@ -1,7 +1,5 @@
 """The results table: names of systems, runs, rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -43,16 +41,14 @@ from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.run.load import load_job
-from jax_ragrl.run.models import load_policies, policy_folder
+from jax_ragrl.run.models import load_policies
 from jax_ragrl.run.short_names import parse_llm
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG
-from jax_ragrl.systems.mmoa_rag import render_selection
 from jax_ragrl.systems.registry import PAPERS
 from jax_ragrl.text.prompts import template
-from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.setup import prepare_policies, trained_state
 from jax_ragrl.types import Question
 from tests.listening import listening
@@ -94,6 +90,8 @@ def test_each_name_is_a_system_in_each_style(name, style):
     assert template(system.style, "document").template
     result = evaluate(system, [ANN, BOB], inputs.environment)
     assert sum(result.finish_reasons.values()) == 2 and "failed" not in result.finish_reasons
+    prompts = inputs.environment.llm.prompts
+    assert ANN.text in prompts[0] and not any("$" in prompt for prompt in prompts)
 
 
 def table_models() -> TableModels:
@@ -150,13 +148,6 @@ def test_a_table_uses_the_prompt_format_of_training():
         assert SYSTEMS["mmoa_rag"](inputs).document_word == mmoa_rag["document_word"]
 
 
-def test_the_token_mask_of_the_tiny_selector_allows_selections():
-    chat = ChatTokenizer.load(policy_folder("tiny"))
-    system = SYSTEMS["mmoa_rag"](context())
-    allowed_V = chat.allowed_tokens(system.roles["selector"].allowed_token_regex)
-    assert allowed_V[list(chat.encode(render_selection((0, 4), system.document_word)))].all()
-
-
 def write_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
     """Writes a run of `ragrl train` with OPERA's three policies, which have different weights."""
     changes = {
@@ -181,25 +172,18 @@ def write_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_has_its_own_system_shapes_and_policies(tmp_path):
-    folder = saved_policy(tmp_path)
-    job = write_run(tmp_path / "run", folder)
-    system, sampler = load_run_system(RunCheckpoint(tmp_path / "run"))
-    assert system == job.recipe.system != SYSTEMS["opera"](context())
-    assert sampler.shapes == job.shapes and sampler.greedy
-    first = {n: jax.tree.leaves(model.params)[0] for n, model in sampler.models.items()}
-    start = jax.tree.leaves(split_policy().params)[0]
-    for n, name in enumerate(first, start=2):
-        np.testing.assert_allclose(first[name], start * n, rtol=1e-6)
-    row = evaluate_row(f"{RUN}{tmp_path / 'run'}", context(), table_models(), [ANN, BOB])
-    assert sum(row["ended"].values()) == 2 and row["costs"]["policy_calls"] > 0
-
-
-def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
+def test_a_run_has_its_own_system_shapes_and_policies_which_act_in_a_modified_one(tmp_path, capsys):
     """As in the paper's ablations of OPERA: roles are removed without further training."""
     folder = saved_policy(tmp_path)
     run = tmp_path / "run"
-    write_run(run, folder)
+    job = write_run(run, folder)
+    system, sampler = load_run_system(RunCheckpoint(run))
+    assert system == job.recipe.system != SYSTEMS["opera"](context())
+    assert sampler.shapes == job.shapes and sampler.greedy
+    models, start = sampler.models, jax.tree.leaves(split_policy().params)[0]
+    for n, name in enumerate(models, start=2):
+        first = jax.tree.leaves(models[name].params)[0]
+        np.testing.assert_allclose(first, start * n, rtol=1e-6)
     changes = (
         "--config.recipe.system.max_plan_steps=0",
         "--config.recipe.system.top_k=3",
@@ -208,7 +192,6 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
     system, sampler = load_run_system(RunCheckpoint(run), changes)
     assert set(system.roles) == {"analysis", "rewrite"} and system.top_k == 3
     assert sampler.shapes.max_prompt_tokens == 64
-    models = load_run_system(RunCheckpoint(run))[1].models
     for name in system.roles:
         modified, original = sampler.models[name].params, models[name].params
         assert jax.tree.all(jax.tree.map(np.array_equal, modified, original))
@@ -216,6 +199,7 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
         f"{RUN}{run}", context()._replace(overrides=changes), table_models(), [ANN, BOB]
     )
     assert sum(row["ended"].values()) == 2 and "failed" not in row["ended"]
+    assert row["costs"]["policy_calls"] > 0
     with pytest.raises(UserError, match="has no policy 'policy'"):
         load_run_system(RunCheckpoint(run), ("--config.recipe.system.shared_policy=True",))
     args = ("evaluate", "--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct")
@@ -227,15 +211,12 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
         assert main((*args, *more)) == 2 and message in capsys.readouterr().err
 
 
-def test_all_names_each_system_that_can_be_built():
+def test_all_names_each_system_that_can_be_built_with_what_is_given():
     assert select_systems(settings("all", train=NOWHERE)) == tuple(SYSTEMS)
     assert set(SYSTEMS) - set(select_systems(settings("all"))) == LEARNERS
     with pytest.raises(UserError, match="--train"):
         SYSTEMS["skr_knn"](context(train=()))
     assert select_systems(settings("ircot", "direct")) == ("ircot", "direct")
-
-
-def test_without_a_policy_no_system_that_needs_one_is_evaluated():
     names = select_systems(settings("all", "workflows", policy=""))
     assert {"direct", "standard_rag", "ircot", "workflow_ag"} <= set(names)
     assert not {"c3po", "coda", "search_r1"} & set(names)
@@ -264,16 +245,13 @@ def test_policy_and_style_follow_the_language_model(args, policy, style, systems
     assert systems is None or actual.systems == systems
 
 
-def test_fixed_workflows_are_named_apart_from_all():
+def test_fixed_workflows_are_named_apart_from_all_and_unknown_names_refused():
     assert "workflow_qds_r_ag" in WORKFLOWS and not set(WORKFLOWS) & set(SYSTEMS)
     both = select_systems(settings("workflow_ag", "workflows", "direct"))
     assert both == ("workflow_ag", *(name for name in WORKFLOWS if name != "workflow_ag"), "direct")
     system, _ = build_system("workflow_r_ag", context(), table_models())
     row = table_row(evaluate(system, [ANN], context().environment, prices=Prices(1, 1)), [ANN])
     assert row["costs"]["dollars"] > 0 and row["strategies"] == {"R,AG": 1}
-
-
-def test_unknown_names_and_styles_are_refused():
     with pytest.raises(UserError, match=r"'nope'.*direct.*ircot.*c3po"):
         select_systems(settings("direct", "nope"))
     with pytest.raises(UserError, match="nowhere/config.json does not exist.*--workdir"):

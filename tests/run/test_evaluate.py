@@ -1,4 +1,4 @@
-"""Evaluation counts every question and every call once."""
+"""Evaluation counts every question and call once; every wrong answer is one kind of mistake."""
 
 import dataclasses
 import json
@@ -17,10 +17,10 @@ from jax_ragrl.experiments.experiment import (
     result_row,
     summarize,
 )
-from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.load import load_job
+from jax_ragrl.run.mistakes import KINDS, count_mistakes, mistake_of
 from jax_ragrl.run.parts import Components
 from jax_ragrl.runtime import multihost
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
@@ -49,16 +49,13 @@ def test_calls_tokens_and_rounds_are_counted_per_question():
     assert result.mean("cover_em") == 1.0 and result.mean("em") == 0.0
 
 
-def test_intervals_and_tables_leave_out_failed_questions():
+def test_intervals_tables_and_standard_errors_leave_out_failed_questions():
     scores = {"em": np.array([1.0, float("nan"), 1.0, float("nan")]), "f1": np.full(4, np.nan)}
     result = Result(scores, {}, {}, {}, {}, {}, ())
     assert intervals(result) == {"em": [15.81, 100.0]}  # exact, of two
     rows = table(result, [ANN, BOB, BOB, ANN], lambda question: question.id)
     assert [rows[q.id]["em"] for q in (ANN, BOB)] == [[100.0, 2.5, 100.0]] * 2
     assert "f1" not in rows[ANN.id] and rows[ANN.id]["questions"] == 2
-
-
-def test_the_standard_error_is_that_of_the_questions_that_did_not_fail():
     scores = {"em": np.array([1.0, np.nan, 1.0, 0.0, 0.0]), "f1": np.array([0.5, np.nan])}
     result = Result(scores, {}, {}, {}, {}, {}, ())
     # p (1 - p) / (n - 1) under the root, for answers that are right or wrong.
@@ -66,27 +63,19 @@ def test_the_standard_error_is_that_of_the_questions_that_did_not_fail():
     assert np.isnan(result.standard_error("f1"))
 
 
-class Yes:
-    """A judge that accepts every answer and counts its requests."""
-
-    name = "yes"
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-
-    def complete(self, requests):
-        self.num_requests += len(requests)
-        return ["True"] * len(requests)
+def accepting() -> Tape:
+    """A judge that accepts every answer, and logs its requests."""
+    return Tape({}, replies={"judge": "True"})
 
 
 def test_a_failed_question_has_no_score_and_is_never_judged():
     down = {"answer": lambda r: DOWN if "Bob" in r.messages[-1].content else "Ulm"}
-    judge, tape = Yes(), Tape({}, replies=down)
+    judge, tape = accepting(), Tape({}, replies=down)
     environment = tape.environment()
     result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], environment, judge=judge)
     np.testing.assert_array_equal(result.scores["judge"], [1.0, np.nan])
     np.testing.assert_array_equal(result.scores["em"], [1.0, np.nan])
-    assert result.mean("judge") == result.mean("em") == 1.0 and judge.num_requests == 1
+    assert result.mean("judge") == result.mean("em") == 1.0 and judge.log == [("judge",)]
     assert result.finish_reasons == {"answered": 1, "failed": 1}
 
 
@@ -112,24 +101,24 @@ def test_costs_of_a_question_that_a_server_lost_are_nan():
 
 
 def test_process_zero_alone_asks_the_judge(monkeypatch):
-    grades, judge = np.array([0.0, 1.0]), Yes()
+    grades, judge = np.array([0.0, 1.0]), accepting()
     monkeypatch.setattr(multihost, "is_process_zero", lambda: False)
     monkeypatch.setattr(multihost, "all_gather_object", lambda work: [grades, work()])
     environment = Tape({}).environment()._replace(sampler=NoSampler())
     result = evaluate(direct("c3po_tiny"), [ANN, BOB], environment, judge=judge)
-    assert judge.num_requests == 0
+    assert judge.log == []
     np.testing.assert_array_equal(result.scores["judge"], grades)
 
 
 def test_the_verdict_of_the_judge_is_the_reported_metric(tmp_path, monkeypatch):
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
-    judge, tape = Yes(), Tape({}, replies={"answer": "Rom", "answer_direct": "Wien"})
+    judge, tape = accepting(), Tape({}, replies={"answer": "Rom", "answer_direct": "Wien"})
     parts = Components({}, tape, tape, {}, tokenizer(), judge)
-    warm = evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment(), judge=Yes())
+    warm = evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment(), judge=accepting())
     monkeypatch.setattr(quickstart, "evaluate_models", lambda *_: warm)
     job = dataclasses.replace(job, run=dataclasses.replace(job.run, fixed_strategies=False))
     before = evaluate_baselines(job, parts, (ANN,), tmp_path / "baselines.json")
-    assert judge.num_requests == 2  # one answer of each baseline; only the judge accepts them
+    assert len(judge.log) == 2  # one answer of each baseline; only the judge accepts them
     after = {"trained": result_row(warm)}
     summary = summarize(job, parts, before, after, tmp_path)
     assert summary["metric"] == "judge, percent" and set(summary["accuracy"].values()) == {100.0}
@@ -179,7 +168,7 @@ def test_a_resumed_run_reads_the_rows_of_its_trained_policy(tmp_path, monkeypatc
 def test_the_headline_gain_is_over_the_best_row_that_needs_no_training(tmp_path):
     """The untrained policy that always plans is right on 2 of 4, the trained one on 3 of 4."""
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
-    parts = Components({}, None, StubLLM(), {}, tokenizer(), None)
+    parts = Components({}, None, Tape({}), {}, tokenizer(), None)
     always, fixed = "warm_start: always Planning", "trained: always Planning"
     before = {"warm_start": scored(1, 0, 0, 0), always: scored(1, 1, 0, 0)}
     after = {"trained": scored(1, 1, 1, 0), fixed: scored(1, 1, 1, 0)}
@@ -194,12 +183,6 @@ def test_the_headline_gain_is_over_the_best_row_that_needs_no_training(tmp_path)
     assert list(summary["accuracy"]) == ["warm_start", always, fixed, "trained"]
 
 
-class StubLLM:
-    """A language model that is never asked."""
-
-    name = "none"
-
-
 def test_a_gain_leaves_out_questions_that_failed_either_time():
     """Before 1 0 nan 0, after 1 nan 1 1: the pairs are the first and the last question."""
     nan = float("nan")
@@ -211,7 +194,7 @@ def test_a_gain_leaves_out_questions_that_failed_either_time():
     assert paired_gain([nan] * 4, after.scores["em"]) == none
 
 
-def test_a_result_of_failures_alone_is_refused(tmp_path, monkeypatch):
+def test_a_result_of_failures_alone_is_refused_and_its_summary_is_json(tmp_path, monkeypatch):
     def unavailable(request):
         return EffectError("down")
 
@@ -232,23 +215,11 @@ def test_a_result_of_failures_alone_is_refused(tmp_path, monkeypatch):
         parts = Components({}, down, down, {}, tokenizer())
         evaluate_baselines(job, parts, (ANN,), tmp_path / "baselines.json")
     assert not (tmp_path / "baselines.json").exists()
-
-
-def test_a_summary_of_failures_alone_is_json():
     tape = Tape({}, replies={"answer": EffectError("down")})
     summary = evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment()).summary()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["em"] is None and summary["costs"]["rounds"] is None
     assert summary["ended"] == {"failed": 1} and summary["failed_with"] == "down"
-
-
-def test_results_do_not_depend_on_the_batch():
-    def run(batch: int):
-        tape = Tape({}, replies={"answer_direct": lambda r: r.messages[-1].content})
-        environment = Environment(NoSampler(), tape, tape)
-        return evaluate(direct("c3po_tiny"), [ANN, BOB, ANN], environment, batch=batch)
-
-    assert run(1).answers == run(2).answers
 
 
 def test_invalid_actions_are_counted_by_error():
@@ -259,21 +230,19 @@ def test_invalid_actions_are_counted_by_error():
 
 
 def test_answers_without_a_verdict_are_counted_and_left_out():
-    class Judge(Yes):
-        def complete(self, requests):
-            return ["Hm." if BOB.text in r.messages[0].content else "True" for r in requests]
-
+    verdict = lambda r: "Hm." if BOB.text in r.messages[0].content else "True"  # noqa: E731
+    judge = Tape({}, replies={"judge": verdict})
     tape = Tape({}, replies={"answer_direct": "Ulm"})
-    summary = evaluate(direct("c3po_tiny"), [ANN, BOB], tape.environment(), judge=Judge()).summary()
+    summary = evaluate(direct("c3po_tiny"), [ANN, BOB], tape.environment(), judge=judge).summary()
     assert summary["judge"] == 100.0 and summary["unjudged"] == 1
     failing = Tape({}, replies={"answer_direct": EffectError("down")}).environment()
-    failed = evaluate(direct("c3po_tiny"), [ANN, BOB], failing, judge=Judge()).summary()
+    failed = evaluate(direct("c3po_tiny"), [ANN, BOB], failing, judge=judge).summary()
     assert failed["judge"] is None and "unjudged" not in failed
 
 
 def test_a_run_that_ended_early_has_the_steps_that_it_took(tmp_path):
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", ["--config.run.steps=100"]))
-    parts = Components({}, None, StubLLM(), {}, tokenizer(), None)
+    parts = Components({}, None, Tape({}), {}, tokenizer(), None)
     for name in ("10", "20", "damaged-30"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     before, after = {"warm_start": result_row(scored(1, 0))}, {"trained": result_row(scored(1, 1))}
@@ -283,3 +252,41 @@ def test_a_run_that_ended_early_has_the_steps_that_it_took(tmp_path):
     none = dataclasses.replace(job, run=dataclasses.replace(job.run, steps=0))
     summary = summarize(none, parts, before, after, tmp_path / "none")
     assert summary["steps"] == 0 and summary["checkpoint"] == job.policy
+
+
+GOLD = [{"id": "p1", "title": "A", "text": "a"}, {"id": "p2#char=0,4", "title": "B", "text": "b"}]
+
+
+def prediction(**changes):
+    row = {"scores": {"cover_em": 0.0}, "answer": "Bergen", "faults": []}
+    return row | {"passages": GOLD, "gold_passages": ["p1", "p2"]} | changes
+
+
+CASES = [
+    ("", {"scores": {"cover_em": 1.0}}),
+    ("", {"scores": {"cover_em": None}, "answer": None}),  # the environment failed
+    ("malformed", {"answer": None, "faults": ["No Answer"]}),
+    ("search_failed", {"answer": None, "passages": GOLD[:1]}),
+    ("search_failed", {"answer": None, "passages": []}),
+    ("gave_up", {"answer": None}),
+    ("wrong", {"answer": None, "gold_passages": []}),
+    ("never_searched", {"passages": []}),
+    ("never_searched", {"passages": [], "costs": {"retrieval_calls": 0}}),
+    ("premature", {"passages": [], "costs": {"retrieval_calls": 2}}),  # nothing was found
+    ("premature", {"passages": GOLD[:1]}),
+    ("premature", {"faults": ["Bad Query"], "passages": GOLD[1:]}),
+    ("misread", {}),
+    ("misread", {"gold_passages": ["A", "B"]}),  # gold by title
+    ("wrong", {"gold_passages": []}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), CASES)
+def test_a_wrong_answer_has_one_kind_of_mistake(kind, changes):
+    assert mistake_of(prediction(**changes)) == kind
+
+
+def test_mistakes_are_counted_in_the_order_of_kinds():
+    counts = count_mistakes(prediction(**changes) for _, changes in CASES)
+    assert list(counts) == list(KINDS)
+    assert sum(counts.values()) == len(CASES) - 2 and counts["premature"] == 3

@@ -1,7 +1,5 @@
 """A pipeline in the config searches as its parts do, in every command."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil
@@ -38,6 +36,7 @@ from jax_ragrl.run.index_folder import build_section, open_folder
 from jax_ragrl.run.load import load_job, with_default_index
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Hits
+from tests.rollout.tape import Tape
 
 MADE = world.generate(0, 40)
 TINY_BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
@@ -49,8 +48,6 @@ def corpus():
 
 
 class Alphabetic:
-    """Prefers the passages whose titles come last."""
-
     def scores_of(self, pairs):
         return [np.array([ord(p.title[0]) for p in passages], np.float32) for _, passages in pairs]
 
@@ -144,11 +141,7 @@ def test_the_frozen_model_of_the_run_orders_the_hits_in_the_thread_of_the_sample
     llm.threads.clear()
     system = StandardRAG("baselines_tiny", 3)
 
-    class NoActions:
-        def sample(self, requests):
-            return [[] for _ in requests]
-
-    collect(system, single_chain, [question], Environment(NoActions(), retriever, llm))
+    collect(system, single_chain, [question], Environment(Tape({}), retriever, llm))
     assert llm.threads == {threading.current_thread()}
 
 
@@ -226,8 +219,6 @@ def test_recall_after_a_language_model_needs_a_run(files, capsys):
 
 
 class Reversed:
-    """A retriever of one's own: the last passages first."""
-
     def __init__(self, corpus: Corpus):
         self.passages, self.fingerprint = corpus.passages[::-1], corpus.fingerprint
 
@@ -235,16 +226,13 @@ class Reversed:
         return [Hits(self.passages[:k], (0.0,) * k) for _ in queries]
 
 
-def test_a_config_names_a_retriever_of_ones_own(corpus, tmp_path):
+def test_a_config_names_a_retriever_of_ones_own_or_has_that_of_words(corpus, tmp_path):
     section = {"kind": "own", "retriever": f"{__name__}:Reversed"}
     found = retrievers.retriever_from(corpus, section, tmp_path)
     assert found.search(["q"], 2)[0].passages == corpus.passages[:-3:-1]
     for wrong in ("Reversed", "nowhere:Reversed", f"{__name__}:Forward"):
         with pytest.raises(UserError, match="index.retriever is '.*: give module:name"):
             retrievers.retriever_from(corpus, section | {"retriever": wrong}, tmp_path)
-
-
-def test_files_without_a_section_are_searched_by_words():
     files = {"data": {"files": {"corpus": "c"}}}
     assert with_default_index(files)["index"] == {"kind": "bm25"}
     assert with_default_index({**files, "index": {}})["index"] == {}

@@ -1,9 +1,9 @@
-"""Runs that share the folder of an index: one of them builds it, the others wait and open it."""
-
-from __future__ import annotations
+"""Locks of folders: of runs that share one with an index, one builds it and the others wait."""
 
 import concurrent.futures
 import fcntl
+import multiprocessing
+import os
 import pathlib
 import time
 
@@ -18,6 +18,7 @@ from jax_ragrl.retrieval.index import build_index
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.run import index, lock
 from jax_ragrl.run.index import load_retriever
+from jax_ragrl.run.lock import FILE, lock_folder, unlock_folder
 from jax_ragrl.types import Passage
 
 CORPUS = Corpus(tuple(Passage(f"p{n}", f"T{n}", f"word{n} common") for n in range(4)))
@@ -74,15 +75,14 @@ def test_the_lock_of_an_index_ends_with_its_build(kind: str, tmp_path: pathlib.P
     assert not (folder / lock.FILE).exists()
 
 
-def test_a_command_that_holds_the_lock_of_the_folder_keeps_it(tmp_path: pathlib.Path):
+def test_a_failed_build_releases_the_lock_and_a_command_keeps_it(
+    tmp_path: pathlib.Path,
+):
     folder = tmp_path / "index"
     lock.lock_folder(folder)
     load_retriever(CORPUS, BM25Index(), tmp_path)
     assert not is_free(folder)
     lock.unlock_folder(folder)
-
-
-def test_a_failed_build_releases_the_lock(tmp_path: pathlib.Path):
     with pytest.raises(UserError, match="no passage of the corpus has a word"):
         load_retriever(Corpus((Passage("p", "", "?"),)), BM25Index(), tmp_path)
     assert is_free(tmp_path / "index")
@@ -93,11 +93,44 @@ def test_a_process_that_may_not_build_reads_the_index_of_the_first_one(tmp_path:
         open_or_build_bm25(CORPUS, BM25Index(), tmp_path, may_build=False)
     build("bm25", tmp_path)
     assert open_or_build_bm25(CORPUS, BM25Index(), tmp_path, may_build=False).search(["word1"], 1)
-
-
-def test_a_rebuilt_index_leaves_the_searches_of_the_former_one_alone(tmp_path: pathlib.Path):
-    """The files of an index are mapped into memory: cutting them would end their readers."""
+    # The files of an index are mapped into memory: cutting them would end their readers.
     former = build_bm25(CORPUS, BM25Index(), tmp_path)
     before = former.search(["common", "word3"], 4)
     build_bm25(Corpus(CORPUS.passages[:1]), BM25Index(), tmp_path)
     assert former.search(["common", "word3"], 4) == before
+
+
+def _lock(folder: pathlib.Path) -> str:
+    try:
+        lock_folder(folder)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _elsewhere(folder: pathlib.Path) -> str:
+    """The outcome of `lock_folder` in another process, which then ends."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_lock, (folder,))
+
+
+def test_one_process_at_a_time_holds_a_folder(tmp_path):
+    folder = tmp_path / "run"
+    lock_folder(folder)
+    lock_folder(folder)  # its own lock is no obstacle
+    message = _elsewhere(folder)
+    assert f"in use by process {os.getpid()}" in message and "another --workdir" in message
+    unlock_folder(folder)
+    assert _elsewhere(folder) == "" and (folder / FILE).exists()
+    lock_folder(folder)  # that process has ended
+    unlock_folder(folder)
+
+
+def test_a_file_system_without_locks_is_neither_locked_nor_unlocked(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("not supported")
+
+    monkeypatch.setattr("jax_ragrl.run.lock.fcntl.flock", refuse)
+    lock_folder(tmp_path)
+    unlock_folder(tmp_path / "other")
+    assert not (tmp_path / "other").exists()

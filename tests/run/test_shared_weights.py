@@ -1,7 +1,5 @@
 """One set of weights is in memory once, on the mesh of the run."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 
@@ -35,15 +33,12 @@ def local_job(dtype: str, **changes) -> Job:
 
 
 def live_bytes() -> int:
-    """The bytes of all live arrays; arrays that share a buffer count once."""
     gc.collect()  # earlier tests
     buffers = {x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays() if x.nbytes > 1000}
     return sum(buffers.values())
 
 
 class Start:
-    """The models of a run before its first step."""
-
     def __init__(self, job: Job, tmp_path) -> None:
         before, load = live_bytes(), shared_loader()
         policies, tokenizer = load_policies(job, None, load=load)
@@ -101,10 +96,7 @@ def test_models_of_one_folder_share_arrays_and_have_their_own_config():
     assert second.config.attention_impl == "auto"
     assert first.embed[...] is second.embed[...]
     assert load("tiny", None, "bfloat16")[0].embed[...].dtype == "bfloat16"
-
-
-def test_frozen_models_on_a_mesh_share_weights_without_fsdp():
-    """A policy with FSDP has another layout, so that it shares none; without FSDP it does."""
+    # On a mesh, a policy with FSDP has another layout, so that it shares none.
     for shape, is_shared in (((1, 4, 1), False), ((4, 1, 1), True)):
         mesh, load = make_mesh(shape, jax.devices()[:4]), shared_loader()
         llm, judge = (load("tiny", mesh, "float32", SAMPLING_RULES)[0] for _ in range(2))
@@ -124,7 +116,4 @@ def test_the_narrowest_policy_limits_fsdp(monkeypatch):
     )
     assert mesh_of_shape((-1, -1, 1), ["wide"]).devices.shape == (1, 8, 1)
     assert mesh_of_shape((-1, -1, 1), ["wide", "narrow"]).devices.shape == (2, 4, 1)
-
-
-def test_a_run_without_a_mesh_has_none():
     assert mesh_of_shape((), ["tiny"]) is None

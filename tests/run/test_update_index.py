@@ -32,8 +32,6 @@ CHANGED = Corpus(tuple(p for p in FIRST if p.id not in GONE) + LAST)
 
 
 class Fixed:
-    """An encoder whose weights do not depend on the corpus."""
-
     dimension, asked = 8, ()
 
     def encode_passages(self, passages):
@@ -137,13 +135,6 @@ def test_a_killed_update_leaves_the_old_index_and_resumes(files, monkeypatch):
     assert len(open_folder(files / "index").corpus) == 30
 
 
-def test_a_run_takes_the_passages_of_an_index_folder(files):
-    build_first(files)
-    update_index(files / "index", None, files / "gone")
-    corpus = load_indexed(files / "index", files / "index")
-    assert len(corpus) == 17 and corpus.fingerprint == open_folder(files / "index").fingerprint
-
-
 def test_ids_that_cannot_be_changed_are_named(files):
     build_first(files)
     (files / "gone").write_text("p1\nabsent\n")
@@ -155,6 +146,11 @@ def test_ids_that_cannot_be_changed_are_named(files):
     with pytest.raises(UserError, match="every passage of .* is removed"):
         update_index(files / "index", None, files / "gone")
     assert len(open_folder(files / "index").corpus) == 20
+    # A run takes the passages of the folder.
+    (files / "gone").write_text("\n".join(GONE))
+    update_index(files / "index", None, files / "gone")
+    corpus = load_indexed(files / "index", files / "index")
+    assert len(corpus) == 17 and corpus.fingerprint == open_folder(files / "index").fingerprint
 
 
 LONG = "One two three. Four five six. Seven eight nine."

@@ -1,9 +1,8 @@
-"""A run folder belongs to one version of JAX, unless the config permits another one."""
-
-from __future__ import annotations
+"""A run folder belongs to one version of JAX, and its questions belong to its corpus."""
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -13,6 +12,8 @@ from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.run import claims
 from jax_ragrl.run.claims import version_changes
+from jax_ragrl.run.config import Data, FileData
+from jax_ragrl.run.data import load_data
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.revision import versions
 
@@ -37,12 +38,15 @@ def use(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
     monkeypatch.setattr(claims, "versions", lambda: versions() | changes)
 
 
-def test_a_run_records_its_versions_and_its_device(trained: pathlib.Path):
+def test_a_run_records_its_versions_and_its_device(trained, monkeypatch):
     (entry,) = entries(trained)
     assert entry["jax"] == jax.__version__ and entry["device"] == "cpu" and entry["step"] == 0
     assert {"jax_ragrl", "jaxlib", "flax", "optax", "numpy"} < entry.keys()
     claim(trained)
     assert entries(trained) == [entry] and version_changes(trained) == {}
+    use(monkeypatch, numpy="3.0", device="TPU v9")
+    claim(trained)
+    assert [x["numpy"] == "3.0" for x in entries(trained)] == [False, True]
 
 
 @pytest.mark.parametrize("package", ["jax", "jaxlib"])
@@ -60,12 +64,6 @@ def test_another_version_of_jax_is_refused_unless_it_is_asked_for(trained, monke
         claim(trained)
 
 
-def test_other_packages_are_recorded(trained: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    use(monkeypatch, numpy="3.0", device="TPU v9")
-    claim(trained)
-    assert [x["numpy"] == "3.0" for x in entries(trained)] == [False, True]
-
-
 def test_before_its_first_checkpoint_a_run_may_change_its_version(tmp_path, monkeypatch):
     claim(tmp_path)
     use(monkeypatch, jax="0.9.9")
@@ -77,3 +75,40 @@ def test_a_damaged_record_is_named(trained: pathlib.Path):
     (trained / "versions.json").write_text("[1]")
     with pytest.raises(UserError, match=r"versions.json is damaged .* delete it"):
         claim(trained)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("gold", "said"),
+    [
+        (["p0", "T1"], ""),
+        (["p0", "gone"], "1 of 2 gold passages of data.files.dev are not in .*'gone': no search"),
+        (["gone", "away"], "2 of 2 gold passages of data.files.dev are not .*give dev questions"),
+        ([], ""),
+    ],
+)
+def test_a_split_of_another_corpus_is_refused_and_a_missing_part_named(
+    tmp_path, capsys, gold, said
+):
+    passages = [{"id": f"p{n}", "title": f"T{n}", "text": "x"} for n in range(3)]
+    corpus = write(tmp_path / "corpus.jsonl", passages)
+    question = {"id": "1", "question": "q?", "answer": "a", "gold": ["p1"]}
+    own = write(tmp_path / "own.jsonl", [question])
+    dev = write(
+        tmp_path / "other.jsonl",
+        [{**question, "gold": [name] if name else []} for name in gold or [""]],
+    )
+    data = Data(files=FileData(corpus=corpus, train=own, dev=dev, test=own))
+    if "give" in said:
+        with pytest.raises(UserError, match=said):
+            load_data(data)
+        return
+    assert len(load_data(data).corpus) == 3
+    errors = capsys.readouterr().err
+    assert bool(errors) == bool(said)
+    if said:
+        assert re.search(said, errors)
