@@ -77,16 +77,13 @@ def test_luck_of_the_other_role_changes_the_credit_of_the_first_alone(rows):
     assert changed("second") == 0 < changed("first")
 
 
-def test_a_return_is_the_reward_of_the_rollout_through_the_action(rows):
+def test_a_return_and_a_sibling_group_hold_the_action(rows):
     for row in (row for row in rows if row["role"] == "second"):
         for name in ("3 chains, shared", "tree of 2, child_mean"):
             draws_ARL = np.array(row["rules"][name]["credit"])
             value = row["replay"]["value"]
             expected_A = np.array(row["replay"]["advantage_A"]) + value
             assert draws_ARL.mean((1, 2)) == pytest.approx(expected_A)
-
-
-def test_a_sibling_group_holds_the_action_and_the_others_that_the_policy_samples(rows):
     name = "tree of 2, siblings, leave_one_out"
     first = [row["rules"][name]["credit"] for row in rows if row["role"] == "first"]
     draws = np.array(first, np.float64)
@@ -112,6 +109,8 @@ def test_a_rule_of_ones_own_is_audited_on_chains_and_trees():
     assert {*row["rules"]} == {
         f"{shape}, jax_ragrl.credit.assign:child_mean" for shape in ("3 chains", "tree of 2")
     }
+    with pytest.raises(UserError, match="--rules has 'silbings'"):
+        auditor(("silbings",))
 
 
 def test_a_rule_of_ones_own_is_audited_beside_the_forced_actions_of_the_recipe():
@@ -129,11 +128,6 @@ def test_a_rule_of_ones_own_is_audited_beside_the_forced_actions_of_the_recipe()
     assert np.isnan(same).any() and set(same[~np.isnan(same)]) == {0.0}  # nan: alone in its group
     assert np.mean(credits["B"]) == pytest.approx(VALUE["B"] - VALUE["A"], abs=0.3)
     assert len(credits["B"]) > 20
-
-
-def test_an_unknown_rule_is_an_error():
-    with pytest.raises(UserError, match="--rules has 'silbings'"):
-        auditor(("silbings",))
 
 
 DECISIONS, DRAWS, CONTINUATIONS, REPEATS = 400, 8, 24, 16
@@ -185,9 +179,7 @@ def test_an_unbiased_rule_has_no_bias():
     assert found["bias"][0] < 0.06 and abs(found["offset"][0]) < 0.02
     assert 0.2 < found["correlation"][0] < 0.6 and found["tokens"][0] == 20
     assert found["worth"][0] == pytest.approx(50 * found["correlation"][0] ** 2)
-
-
-def test_a_mean_that_holds_the_action_itself_is_a_smaller_scale_and_no_other_bias():
+    # A mean that holds the action itself has a smaller scale and no other bias.
     found = audit(lambda own, rest, value_U: own - (own + rest.sum(0)) / 4)
     assert holds(found["scale"], 0.75) and not holds(found["scale"], 1)
     assert holds(found["agreement"], 1)
@@ -211,6 +203,9 @@ def test_a_return_is_compared_without_the_error_of_the_value():
     assert found["correlation"][0] == pytest.approx(1, abs=0.03)
     assert found["noise"][0] == pytest.approx(0, abs=1e-12)
     assert found["agreement"][0] == pytest.approx(1, abs=0.02)
+    # An action that is not trained has a credit of zero.
+    found = audit(lambda own, rest, value_U: np.where([[[True]], [[False]]], own, np.nan))
+    assert found["trained"][0] == 0.5
 
 
 def test_luck_of_others_is_the_share_of_the_noise_in_which_the_two_draws_differ():
@@ -221,11 +216,6 @@ def test_luck_of_others_is_the_share_of_the_noise_in_which_the_two_draws_differ(
     # of x - y is one part of these.
     found = audit(rule)
     assert found["luck"][0] == pytest.approx(1 / 13, abs=0.015)
-
-
-def test_an_action_that_is_not_trained_has_a_credit_of_zero():
-    found = audit(lambda own, rest, value_U: np.where([[[True]], [[False]]], own, np.nan))
-    assert found["trained"][0] == 0.5
 
 
 def test_errors_are_those_of_means():

@@ -72,21 +72,6 @@ def test_each_group_is_compared_alone(rule):
     np.testing.assert_allclose(shuffled, actual[order], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (group_centred, [-1.0, 1.0]),
-        (group_normalised, [-(2**-0.5), 2**-0.5]),  # unbiased: the deviation of 1, 3 is sqrt 2
-        (leave_one_out, [-2.0, 2.0]),
-    ],
-)
-def test_rollouts_are_compared_within_their_question(rule, expected):
-    records = chains(1, 1)
-    forest, reward_N = forest_of(records, [1.0, 3.0])
-    advantage_N, _ = over_rollouts(forest, reward_N, rule)
-    np.testing.assert_allclose(advantage_N[[0, 2]], expected, rtol=1e-5)
-
-
 OWN = [(0, -1.0), (1, -0.3), (3, -0.1)]
 
 
@@ -116,15 +101,12 @@ def test_actions_without_a_leaf_enter_no_statistics():
     assert weight_N.tolist() == [1, 1, 1, 1, 0, 0]
 
 
-def test_each_action_of_a_role_counts_in_the_mean_of_the_role():
+def test_each_action_counts_in_the_mean_of_its_role_and_question():
     """The role acts three times in a rollout of reward 1, and once in one of reward 0."""
     forest, reward_N = forest_of(chains(3, 1), [1.0, 0.0])
     advantage_N, _ = over_roles(forest, reward_N, group_centred)
     np.testing.assert_allclose(advantage_N[[0, 1, 2, 4]], [0.25, 0.25, 0.25, -0.75], atol=1e-6)
-
-
-def test_roles_of_different_questions_are_not_compared():
-    """Two questions with two rollouts of two roles: each role has its own mean per question."""
+    # Two questions with two rollouts of two roles: each role has its own mean per question.
     records = chains(2, 2)
     other = [r for r in chains(2, 2, question=1)]
     for r in other:
@@ -163,6 +145,12 @@ def test_siblings_are_compared_by_the_rewards_of_their_leaves():
     advantage_N, weight_N = over_siblings(forest, reward_N, group_centred)
     np.testing.assert_allclose(advantage_N[:5], [-0.25, 0.25, 0.0, 0.5, -0.5])
     np.testing.assert_array_equal(weight_N, [1, 1, 0, 1, 1, 0, 0, 0])
+    # An action without siblings has weight zero.
+    records = chains(2)
+    for record in records[:2]:
+        record.action = Action((), (1,), "x")
+    forest, reward_N = forest_of(records, [1.0])
+    assert not over_siblings(forest, reward_N, group_centred)[1].any()
 
 
 def test_merged_siblings_count_once_in_comparisons():
@@ -175,18 +163,6 @@ def test_merged_siblings_count_once_in_comparisons():
     forest, reward_N = forest_of(records, [1.0, 0.0, 0.0])
     advantage_N, _ = over_siblings(forest, reward_N, group_centred)
     np.testing.assert_allclose(advantage_N, [0.25, -0.25, 0.5, -0.5, 0, 0, 0])
-
-
-def test_unanswered_leaves_and_merged_siblings_count_once():
-    records = [
-        Record(NO_PARENT, 0, "role", 1, (0,)),
-        Record(0, 0, "role", 2, (0, 0), multiplicity=3),
-        Record(1, 0, LEAF, 3, (0, 0), answer="x"),
-        Record(0, 0, LEAF, 2, (0, 1), finish_reason="Invalid Format"),
-    ]
-    value_N, leaves_N = reachable_leaves(*forest_of(records, [1.0, 0.0]))
-    np.testing.assert_array_equal(value_N, [0.5, 1, 1, 0])
-    np.testing.assert_array_equal(leaves_N, [2, 1, 1, 1])
 
 
 def test_the_mean_over_children_counts_samples_costs_and_dead_branches():
@@ -233,14 +209,6 @@ def test_an_empty_forest_has_empty_credit(rule):
     more = (group_centred,) if rule in (over_rollouts, over_roles, over_siblings) else ()
     for x_N in rule(*forest_of([], []), *more):
         assert x_N.shape == (0,) and x_N.dtype == np.float32
-
-
-def test_an_action_without_siblings_has_weight_zero():
-    records = chains(2)
-    for record in records[:2]:
-        record.action = Action((), (1,), "x")
-    forest, reward_N = forest_of(records, [1.0])
-    assert not over_siblings(forest, reward_N, group_centred)[1].any()
 
 
 def test_padding_gives_a_positive_multiple():

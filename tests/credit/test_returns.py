@@ -121,19 +121,11 @@ def advantages(reward, value, mask, **options) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.97, 0.0)])
-@pytest.mark.parametrize("length", [1, 2, 9])
-def test_gae_equals_a_recursive_reference(gamma, lam, length):
-    rng = np.random.default_rng(length)
-    reward, value = rng.normal(size=length), rng.normal(size=length)
-    actual = advantages(reward, value, [True] * length, gamma=gamma, lam=lam)
-    expected = gae_reference(reward.tolist(), value.tolist(), gamma, lam)
-    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5)])
 @pytest.mark.parametrize(
     "mask",
     [
+        [True],
+        [True] * 9,
         [True, True, True, False, False],  # padding
         [True, False, True],
         [True, True, False, False, True, False, True, True, False],
@@ -141,7 +133,7 @@ def test_gae_equals_a_recursive_reference(gamma, lam, length):
         [False, False],
     ],
 )
-def test_gae_skips_observations_between_turns(mask, gamma, lam):
+def test_gae_equals_a_recursive_reference_without_the_observations_between_turns(mask, gamma, lam):
     rng = np.random.default_rng(len(mask))
     kept_N = np.array(mask)
     reward, value = rng.normal(size=(2, len(mask)))
@@ -179,13 +171,3 @@ def test_padding_never_reaches_the_gradient_of_gae():
     grads = jax.grad(lambda r, v: gae(r, v, mask_T, lam=0.5)[0], (0, 1))(reward_T, value_T)
     # A_0 = r_0 + V_2 - V_0 + (r_2 - V_2) / 2
     np.testing.assert_array_equal(grads, [[1.0, 0.0, 0.5, 0.0], [-1.0, 0.0, 0.5, 0.0]])
-
-
-def test_padding_of_conversations_changes_nothing():
-    """Conversations of two turns and of one, two tokens per turn: rewards to go minus values."""
-    reward_AT = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
-    value_AT, mask_AT = np.full((3, 2), 0.5, np.float32), np.ones((3, 2), bool)
-    path_CS = np.array([[0, 1, -1], [2, -1, -1]], np.int32)
-    values = jax.device_put((reward_AT, value_AT, mask_AT, path_CS))
-    actual = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*values))
-    np.testing.assert_allclose(actual, [[2.5, 2.5], [1.5, 1.5], [3.5, 3.5]])
