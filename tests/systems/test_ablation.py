@@ -12,7 +12,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.system import Execution
-from jax_ragrl.rollout.tree import Forest, sibling_groups
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
@@ -48,12 +47,16 @@ def job(system: str, changes: dict[str, object]) -> Job:
         ("c3po", {"credit": "child_mean"}),
         ("coda", {"objective.advantage": "leave_one_out", "credit": "rollouts"}),
         ("search_r1", PPO | {"credit": "earned", "objective.gae_span": "conversation"}),
+        ("c3po", {"credit": "child_mean", "preference.beta": 0.1}),
     ],
 )
 def test_the_config_selects_credit_and_rollouts(system, changes):
     result = job(system, changes)
     assert result.recipe.rollouts == changes.get("rollouts", job(system, {}).recipe.rollouts)
     assert result.credit != job(system, {}).credit
+    assert (result.preference is not None) == ("preference.beta" in changes)
+    rule, name = result.recipe.compare or result.recipe.credit, changes["credit"]
+    assert rule.__name__.removeprefix("over_") == name.replace("earned", "immediate_credit")
 
 
 def test_a_config_names_a_credit_of_ones_own():
@@ -68,7 +71,8 @@ def test_a_config_names_a_credit_of_ones_own():
 
 def test_a_credit_returns_two_numbers_per_node():
     result = job("mao_arag", {})
-    forest = rolled_out(result, "Ulm")
+    tape = Tape({"planner": ["QDS"], "sub_planner": ["AG"]}, replies={"decompose_serial": "Who?"})
+    forest = collect(result.recipe.system, single_chain, [ANN], tape.environment())
     ones, method = np.ones(len(forest.records), np.float32), method_of(result)
     for wrong in (None, ones, (ones[1:], ones), (ones * np.nan, ones)):
         with pytest.raises(UserError, match="config.credit returned .*return a tuple of two"):
@@ -109,62 +113,6 @@ CREDIT = "the credit of this system is not made for"
 def test_invalid_combinations_are_rejected(system, changes, message):
     with pytest.raises(UserError, match=message):
         job(system, changes)
-
-
-def test_preferences_are_a_choice():
-    assert job("c3po", {"preference.beta": 0.1}).preference is not None
-
-
-def test_c3po_strategies_are_compared_as_siblings():
-    """One of three forced routes answers right: the advantages of the group sum to 0."""
-    with_credit = job("c3po", GRPO | {"credit": "siblings", "objective.advantage": "group_centred"})
-    recipe = with_credit.recipe
-    summary_text = {"answer_direct": "Ulm", "answer": "Rom", "roadmap": "1. one step"}
-    tape = Tape(lambda role, prompt, rng: "Thought: t\nAction: [LLM]", replies=summary_text)
-    roles = frozenset(recipe.system.roles)
-    forest = collect(recipe.system, recipe.expander(roles), [ANN], tape.environment())
-    credit_N, weight_N = with_credit.credit(forest, recipe.reward(forest))
-    groups = [nodes for nodes in sibling_groups(forest) if weight_N[nodes].any()]
-    assert groups and any(np.abs(credit_N[nodes]).sum() > 0 for nodes in groups)
-    for nodes in groups:
-        assert abs(credit_N[nodes].sum()) < 1e-6
-
-
-CENTRED = GRPO | {"objective.advantage": "group_centred"}
-PRICE = {"recipe.costs.alpha": 1.0, "recipe.costs.dollars_per_cost_unit": 1e-3}
-
-
-def rolled_out(result: Job, summary: str) -> Forest:
-    """Two rollouts of a question, with and without sub-questions; `summary` ends the first."""
-    texts = {"planner": ["QDS", "AG"], "sub_planner": ["AG"]}
-    summary_text = {"decompose_serial": "Who?", "summarise": summary}
-    tape = Tape(texts, replies=summary_text)
-    return collect(result.recipe.system, single_chain, [ANN], tape.environment(), rollouts=2)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        PPO | {"credit": "reachable_leaves"},
-        CENTRED | {"credit": "rollouts", "rollouts": 2},
-        CENTRED | {"credit": "roles", "rollouts": 2},
-    ],
-    ids=["reachable_leaves", "rollouts", "roles"],
-)
-def test_a_combined_credit_includes_costs(changes):
-    """The scores of answers and the workflows are equal; only the price differs."""
-    result = job("mao_arag", changes | PRICE)
-    cheap, dear = (rolled_out(result, summary) for summary in ("Ulm", "The Ulm"))
-    assert [r.role for r in cheap.records] == [r.role for r in dear.records]
-    free = job("mao_arag", changes | {"recipe.costs.alpha": 0.0})
-    np.testing.assert_array_equal(*(free.recipe.reward(forest) for forest in (cheap, dear)))
-    np.testing.assert_array_equal(
-        *(free.credit(forest, free.recipe.reward(forest))[0] for forest in (cheap, dear))
-    )
-    costly = [node for node, record in enumerate(cheap.records) if record.path == (0, 0)]
-    rewards = ((forest, result.recipe.reward(forest)) for forest in (cheap, dear))
-    low, high = (result.credit(*both)[0][costly] for both in rewards)
-    assert len(costly) == 1 and low > high + 4e-4
 
 
 def test_the_documented_combinations_are_valid():

@@ -17,10 +17,9 @@ from jax_ragrl.systems.baselines.replug import Replug, passage_weights, weighted
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import QueryRewrite, Reranker, Selection
-from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, FixedStrategy
 from jax_ragrl.text.prompts import parse_passages, template
 from jax_ragrl.types import LLMRequest
-from tests.rollout.tape import ANN, BOB, Tape, passage, system
+from tests.rollout.tape import ANN, BOB, Tape, passage
 
 STYLES = ("baselines", "baselines_tiny")
 QUERY = ANN.text
@@ -45,7 +44,6 @@ def forest_of(baseline: object, tape: Tape) -> Forest:
 
 
 def end_of(baseline: object, tape: Tape) -> tuple[str | None, str, tuple[str, ...]]:
-    """The answer, the reason of the end, and the faults."""
     leaf = forest_of(baseline, tape).records[-1]
     return leaf.answer, leaf.finish_reason, getattr(leaf.state, "faults", ())
 
@@ -75,12 +73,16 @@ def test_the_reranker_answers_from_the_best_grades():
     assert "title 4" not in tape.prompts[-1]
 
 
-def test_replug_answers_per_passage_and_votes():
+def test_replug_answers_per_passage_and_votes_by_the_softmax_of_scores():
     tape = tape_of({"answer": ["Rom", "Ulm", "the Ulm."]})
     assert end_of(Replug("baselines_tiny", 3), tape) == ("Ulm", "answered", ())
     assert tape.log == [("search", QUERY, 3), *[("answer",)] * 3]
     for number, prompt in enumerate(tape.prompts, start=1):
         assert f"1 title {number}: text {number}\n" in prompt and prompt.count("title") == 1
+    np.testing.assert_allclose(passage_weights([2.0, 1.0, 1.0]), [0.576117, 0.211942, 0.211942],
+                               atol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(passage_weights([1e4, 1e4]), [0.5, 0.5])
+    assert passage_weights([1.0, 0.0], temperature=0.1)[0] > 0.9999
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -90,13 +92,6 @@ def test_few_passages_suffice(system, count):
     tape = tape_of(replies, hit_map={QUERY: [passage(1)][:count]})
     assert end_of(system("baselines_tiny", 2), tape)[:2] == ("Ulm", "answered")
     assert ("answer_direct", "answer")[count] in purposes(tape)
-
-
-def test_a_passage_weighs_the_softmax_of_its_score():
-    np.testing.assert_allclose(passage_weights([2.0, 1.0, 1.0]), [0.576117, 0.211942, 0.211942],
-                               atol=1e-6)  # fmt: skip
-    np.testing.assert_allclose(passage_weights([1e4, 1e4]), [0.5, 0.5])
-    assert passage_weights([1.0, 0.0], temperature=0.1)[0] > 0.9999
 
 
 @pytest.mark.parametrize(
@@ -134,16 +129,11 @@ def test_queries_run_together_and_hits_interleave():
     assert documents in tape.prompts[-1]
 
 
-def test_faults_of_frozen_roles_are_counted():
-    tape = tape_of({"rewrite": [" "]})
+def test_without_a_readable_query_the_question_is_searched_and_the_fault_is_counted():
+    tape = tape_of({"rewrite": [" \n "]})
     result = evaluate(QueryRewrite("baselines_tiny", 2), [ANN, BOB], tape.environment())
     assert result.invalid_actions == {"No Query": 2} and result.strategies == {}
-
-
-def test_without_a_readable_query_the_question_is_searched():
-    tape = tape_of({"rewrite": [" \n "]})
-    assert end_of(QueryRewrite("baselines_tiny", 2), tape) == ("Ulm", "answered", ("No Query",))
-    assert searches(tape) == [QUERY]
+    assert result.answers == ("Ulm", "Ulm") and searches(tape) == [ANN.text, BOB.text]
 
 
 def test_each_round_searches_with_the_previous_answer():
@@ -181,7 +171,7 @@ def test_an_unfinished_chain_is_answered_from_passages(reply, faults):
     assert purposes(tape) == ["search", "thought"] * 2 + ["search"] * (not faults) + ["answer"]
 
 
-def test_react_sees_search_results_until_it_finishes():
+def test_react_sees_search_results_or_reminders_until_it_finishes():
     turns = ["Who is Ann?\nSearch[Ann  Lee]\nObservation: made up", "Finish[Ulm]"]
     requests: list[LLMRequest] = []
     tape = Tape({}, replies={"react": lambda r: requests.append(r) or turns.pop(0)})
@@ -190,9 +180,6 @@ def test_react_sees_search_results_until_it_finishes():
     assert requests[-1].messages[1].content == "Who is Ann?\nSearch[Ann  Lee]", "cut"
     assert [m.role for m in requests[-1].messages] == ["user", "assistant", "user"]
     assert tape.prompts[-1] == "found\n1 title 1: text 1\n2 title 2: text 2"
-
-
-def test_turns_without_an_action_are_reminded():
     tape = tape_of({"react": ["hm", "Search[]", "Search[Ann]", "hm"]})
     faults = ("No Action", "Empty Action", "No Action", "No Action")
     assert end_of(ReAct("baselines_tiny", 2, turns=5), tape) == ("Ulm", "answered", faults)
@@ -242,13 +229,10 @@ def test_the_answer_with_the_best_verdicts_wins():
     assert end_of(SelfRAG("baselines_tiny", 3, weights=(0.0, 0.0, 1.0)), tape)[0] == "Rom"
 
 
-def test_a_negative_verdict_skips_the_search():
+def test_a_negative_verdict_skips_the_search_and_malformed_ones_do_not():
     tape = tape_of({"retrieve": ["NO, surely"]})
     assert end_of(SelfRAG("baselines_tiny", 3), tape) == ("Ulm", "answered", ())
     assert purposes(tape) == ["retrieve", "answer_direct"]
-
-
-def test_malformed_verdicts_search_and_count_as_no():
     reply_lists = {"retrieve": ["perhaps"], "answer": ["Rom", "Ulm"], "relevant": ["", "yes"]}
     tape = tape_of(reply_lists | {"supported": ["no"], "useful": ["no"]})
     faults = ("Invalid Verdict", "Invalid Verdict")
@@ -324,39 +308,3 @@ def test_the_class_selects_the_strategy(letter, strategy, requests):
     leaf = forest.records[-1]
     assert (leaf.answer, leaf.state.strategy) == ("Ulm", strategy)
     assert forest.records[0].parse_error == ("Invalid Class" if letter == "D" else "")
-
-
-@pytest.mark.parametrize(
-    ("strategy", "requests"),
-    [
-        (NO_RETRIEVAL, ["answer_direct"]),
-        (RETRIEVAL, ["search", "filter", "answer"]),
-        (PLANNING, ["roadmap", "decision", "search", "filter", "decision", "answer"]),
-    ],
-)
-def test_a_fixed_strategy_never_calls_the_router(strategy, requests):
-    selection = ["Thought: t\nAction: [1]"]
-    verdicts = ["Thought: t\nAction: [Retrieval] Ann", "Thought: t\nAction: [LLM]"]
-    tape = tape_of({}, texts={"filter": selection, "decision": verdicts})
-    fixed_system = FixedStrategy(system(), strategy)
-    result = evaluate(fixed_system, [ANN], tape.environment())
-    assert purposes(tape) == requests and "router" not in fixed_system.roles
-    assert result.strategies == {strategy: 1} and result.answers == ("Ulm",)
-    assert searches(tape) == {RETRIEVAL: [QUERY], PLANNING: ["Ann"]}.get(strategy, [])
-
-
-ALL = (Reranker, Selection, QueryRewrite, IterRetGen, IRCoT, ReAct, SearchO1, SelfRAG, AdaptiveRAG,
-       SlimPLM, InstructRAG)  # fmt: skip
-
-
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("baseline", ALL)
-def test_the_first_prompt_contains_the_question(style, baseline):
-    queries = f"{BEGIN}Ann{END}\nSearch[Ann]"
-    replies = {name: [queries, queries, "", "Finish[x]\nAnswer: x"]
-               for name in ("react", "search_o1")}  # fmt: skip
-    texts = {"classifier": ["C"], "drafter": ["Rom"], "gate": ["B"], "rewriter": ["Ann"]}
-    tape = tape_of(replies | {"retrieve": ["yes"]}, texts=texts)
-    assert end_of(baseline(style, 2), tape)[1] == "answered"
-    assert QUERY in tape.prompts[0]
-    assert not any("$" in prompt for prompt in tape.prompts)

@@ -98,7 +98,7 @@ def test_without_gold_a_passage_with_an_answer_is_relevant():
     assert contexts == {("x",), ("title 2",), ("title 9",)}
 
 
-def test_a_rationale_must_contain_the_answer():
+def test_a_rationale_must_contain_the_answer_and_is_trained_in_its_inference_prompt():
     replies = {
         "1": " Title 1 tells answer 1.\n",
         "3": "Nothing helps.",
@@ -126,9 +126,6 @@ def test_a_rationale_must_contain_the_answer():
     ]
     messages = (Message("user", f"explain\n{documents}\nAnswer: answer 1"),)
     assert prompts[0] == LLMRequest("explain", messages, examples.RATIONALE) and len(prompts) == 5
-
-
-def test_a_rationale_is_trained_in_its_inference_prompt():
     tape = Tape({}, replies={"explain": "It is Ulm."})
     results = tape.search([ANN.text], 2)
     (row,) = examples.rationale_examples(STYLE, [ANN], results, 2, tape)
@@ -172,9 +169,7 @@ def test_the_class_is_the_cheapest_right_strategy():
     assert set(cheapest_classes(forest, planned_N).values()) == {"C"}
     # Without a right answer: by the number of hops.
     assert cheapest_classes(forest, 0 * reward_N) == {0: "B", 1: "B", 2: "C"}
-
-
-def test_questions_whose_environment_failed_have_no_class():
+    # Questions whose environment failed have no class.
     tape = Tape({"filter": ["Thought: t\nAction: [1]"]},
                 hits={BOB.text: EffectError("down")})  # fmt: skip
     one = Tree(

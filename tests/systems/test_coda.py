@@ -71,10 +71,6 @@ def test_tags_match_with_equal_counts(text, right):
     assert tags_match(text, ("think",)) is right
 
 
-def test_all_contents_of_a_tag_are_joined():
-    assert tag_contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
-
-
 def test_a_task_has_its_own_context():
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
     forest, tape = talk(SYSTEM, texts)
@@ -194,6 +190,7 @@ def test_refinement_is_judged_jointly_or_separately():
     assert refine_reward([*halves, render_turn(refine="new york")], ("New York",), False) == 1.0
     assert refine_reward(["New York"], ("New York",), True) == 0.0  # written, but not refined
     assert refine_reward([], ("New York",), True) == refine_reward([""], ("",), True) == 0.0
+    assert tag_contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
 
 
 @pytest.mark.parametrize("text", ["It lies in North Dakota.", "I do not know.", "Yesterday."])
@@ -251,23 +248,6 @@ def group(rollouts=6):
 
 def advantages(forest, reward_N, rule=group_normalised):
     return coda.recipe(PAPER).compare(forest, reward_N, rule=rule)
-
-
-def test_the_advantage_is_normalized_per_question():
-    forest = group()
-    reward_N = coda.reward(forest, PAPER)
-    advantage_N, weight_N = advantages(forest, reward_N)
-    root_N, leaves = forest.roots(), np.flatnonzero(forest.leaf_N)
-    for question in (0, 1):
-        rows = leaves[forest.question_N[leaves] == question]
-        reward_G = reward_N[rows]
-        expected = (reward_G - reward_G.mean()) / (reward_G.std(ddof=1) + 1e-6)
-        np.testing.assert_allclose(advantage_N[rows], expected, rtol=1e-6)
-        assert len(set(reward_G.tolist())) > 1
-    # Every turn of a rollout has the same number, of planner and executors.
-    of_leaf = {int(root_N[leaf]): advantage_N[leaf] for leaf in leaves}
-    assert advantage_N.tolist() == [of_leaf[int(root)] for root in root_N]
-    assert advantage_N.dtype == np.float32 and (weight_N == 1).all()
 
 
 def test_duplicated_executor_turns_change_no_advantage():

@@ -156,15 +156,12 @@ def test_a_reply_is_an_action_or_malformed(parse, text, action, argument):
     assert result.valid == bool(action)
 
 
-def test_grades_are_numbers_and_queries_have_no_marks():
+def test_grades_are_numbers_queries_have_no_marks_and_the_first_whole_action_counts():
     assert parse_grade("Grade: 7/10") == ParsedAction("Grade", (7,))
     assert parse_grade("0") == ParsedAction("Grade", (0,))
     queries = parse_queries("1. a b\n2) c\n* d\n- e\na  b")
     assert queries == ParsedAction("Search", ("a b", "c", "d", "e"))
     assert parse_queries("1984 film\n-40 degrees").args == ("1984 film", "-40 degrees")
-
-
-def test_the_first_whole_action_counts():
     action = parse_react("I Search[a\nxSearch[b] Finish[c\n] Finish[d] Search[e]")
     assert (action.action, action.args) == ("Finish", ("d",))
     assert action.thought == "I Search[a\nxSearch[b] Finish[c\n] Finish[d]"

@@ -30,7 +30,6 @@ def settings_of(name: str, file: str, *preset: str) -> Any:
 
 
 def code(name: str) -> Any:
-    """The choices of the code of a paper."""
     return settings_of(name, f"{name}.py", "code")
 
 
@@ -45,14 +44,10 @@ def test_the_default_of_a_system_is_the_preset_of_its_paper(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_registered_system_is_complete(name):
     module = system_module(name)
-    assert dataclasses.is_dataclass(module.Settings)
+    assert dataclasses.is_dataclass(module.Settings) and system_module(module.__name__) is module
     assert isinstance(module.recipe(module.Settings()), Recipe)
     assert module.table_system(name, 3, tiny=False).top_k == 3 and name in SYSTEMS
     assert name in TEACHERS and teacher_of(name).__module__.endswith(f"teachers.{name}")
-
-
-def test_a_short_name_and_its_dotted_name_are_equal():
-    assert system_module("coda") is system_module("jax_ragrl.systems.coda")
 
 
 @pytest.mark.parametrize("name", ["codda", "jax_ragrl.systems.absent", ""])

@@ -35,7 +35,7 @@ def texts_of(forest, pairs):
     return [(by_ids[p.chosen], by_ids[p.rejected], p.role) for p in pairs]
 
 
-def test_best_and_worst_answers_form_a_pair():
+def test_best_and_worst_answers_form_a_pair_and_equal_ones_none():
     answers = ["**in Ulm**", "**Ulm**", "**Rom**"]
     forest, turns, tape = forest_of(GENERATOR, {SELECTOR: ["D0"], GENERATOR: answers})
     assert tape.log == [("search", ANN.text, 2), (SELECTOR,), (GENERATOR,)]
@@ -43,6 +43,14 @@ def test_best_and_worst_answers_form_a_pair():
     assert texts_of(forest, pairs) == [("**Ulm**", "**Rom**", GENERATOR)]
     assert pairs_of(forest, turns, (SELECTOR,)) == []
     assert pairs_of(forest, turns, (GENERATOR,), margin=1.0) == []
+    same = {SELECTOR: ["D0"], GENERATOR: ["**Rom**", "**Bonn**", "**Rom**"]}
+    forest, turns, _ = forest_of(GENERATOR, same)
+    assert pairs_of(forest, turns, (GENERATOR,)) == []
+    one = {SELECTOR: ["D0"], GENERATOR: ["**Ulm**"] * 3}
+    forest, turns, _ = forest_of(GENERATOR, one)
+    assert pairs_of(forest, turns, (GENERATOR,)) == []
+    with pytest.raises(UserError, match="group_size 1.*use 2 or more"):
+        Settings(SYSTEM, group_size=1)
 
 
 def test_a_selection_is_judged_by_its_answer():
@@ -51,15 +59,6 @@ def test_a_selection_is_judged_by_its_answer():
     assert tape.log == [("search", ANN.text, 2), (SELECTOR,)] + [(GENERATOR,)] * 3
     pairs = pairs_of(forest, turns, (SELECTOR,))
     assert texts_of(forest, pairs) == [("D1", "D0", SELECTOR)]
-
-
-def test_equal_outcomes_or_outputs_form_no_pair():
-    same = {SELECTOR: ["D0"], GENERATOR: ["**Rom**", "**Bonn**", "**Rom**"]}
-    forest, turns, _ = forest_of(GENERATOR, same)
-    assert pairs_of(forest, turns, (GENERATOR,)) == []
-    one = {SELECTOR: ["D0"], GENERATOR: ["**Ulm**"] * 3}
-    forest, turns, _ = forest_of(GENERATOR, one)
-    assert pairs_of(forest, turns, (GENERATOR,)) == []
 
 
 def test_only_trained_actions_are_in_a_pair(monkeypatch):
@@ -74,11 +73,6 @@ def test_only_trained_actions_are_in_a_pair(monkeypatch):
     )
     pairs, _ = step.learn(method_of(job), {}, forest, turns, 0)
     assert texts_of(forest, pairs) == [("**Ulm**", "**in Ulm**", GENERATOR)]
-
-
-def test_a_single_sample_is_rejected():
-    with pytest.raises(UserError, match="group_size 1.*use 2 or more"):
-        Settings(SYSTEM, group_size=1)
 
 
 def test_the_generator_learns_first():

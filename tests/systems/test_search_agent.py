@@ -50,13 +50,6 @@ def test_one_context_contains_the_complete_search():
     assert leaves_of(forest) == [("Ulm", "answered")]
 
 
-@pytest.mark.parametrize("last", [SEARCH, "hm"])
-def test_a_last_turn_search_is_not_performed(last):
-    forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), {AGENT: [SEARCH, last]})
-    assert leaves_of(forest) == [(None, "Out of Turns")]
-    assert tape.log.count(("search", "Ann born", 1)) == 1
-
-
 def test_the_agents_differ_only_in_prompt_and_reward():
     starts = {}
     agents = (executor.AUTOREFINE, executor.SEARCH_R1, executor.R1_SEARCHER)
@@ -137,11 +130,6 @@ def test_a_critic_needs_no_group():
     assert recipe.turn_credit(forest, reward_N)[0].tolist()[:2] == [0.0, 1.0]
 
 
-def test_an_unknown_kind_is_rejected():
-    with pytest.raises(UserError, match="recipe.system.kind is 'x': use one of autorefine"):
-        SearchAgent("x")
-
-
 EXAMPLE = (Message("user", "p"),)
 
 
@@ -174,12 +162,17 @@ def forest_of(share: float = 1.0, until: int = 2):
     return recipe, forest
 
 
-def test_trees_branch_after_their_first_turn_and_not_in_late_ones():
+def test_trees_branch_at_random_but_repeatably_after_their_first_turn_and_not_in_late_ones():
     _, forest = forest_of()
     assert [answer for answer, _ in leaves_of(forest)] == ["Ulm", "Rom", "Rom", "Bonn"]
     assert len(set(forest.roots().tolist())) == 2
     tree = RandomTree(3, 1.0, branching_depth=3)
     assert [tree(turn(depth), "q").samples for depth in (1, 2, 3, 4)] == [1, 3, 3, 1]
+    tree = RandomTree(2, 0.3)
+    wide = [tree(turn(2, i), "q").samples == 2 for i in range(1000)]
+    assert abs(sum(wide) - 300) < 4 * (1000 * 0.3 * 0.7) ** 0.5
+    assert wide == [tree(turn(2, i), "q").samples == 2 for i in range(1000)]
+    assert wide != [tree(turn(2, i), "other").samples == 2 for i in range(1000)]
 
 
 def test_the_advantage_averages_tree_and_question():
@@ -201,14 +194,8 @@ def turn(depth: int, number: int = 0) -> Generate:
     return Generate(AGENT, EXAMPLE, depth, (ModelOutput((number,)), Observation("found")))
 
 
-def test_branching_is_random_but_repeatable():
-    tree = RandomTree(2, 0.3)
-    wide = [tree(turn(2, i), "q").samples == 2 for i in range(1000)]
-    assert abs(sum(wide) - 300) < 4 * (1000 * 0.3 * 0.7) ** 0.5
-    assert wide == [tree(turn(2, i), "q").samples == 2 for i in range(1000)]
-    assert wide != [tree(turn(2, i), "other").samples == 2 for i in range(1000)]
-
-
-def test_one_tree_per_question_is_rejected():
+def test_one_tree_per_question_and_an_unknown_kind_are_rejected():
     with pytest.raises(UserError, match="rollouts 1.*2 or more"):
         Settings(AGENT_SYSTEM, rollouts=1)
+    with pytest.raises(UserError, match="recipe.system.kind is 'x': use one of autorefine"):
+        SearchAgent("x")

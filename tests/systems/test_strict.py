@@ -11,7 +11,7 @@ from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.rollout.roles import ParsedAction, Role, parse_action
 from jax_ragrl.rollout.tree import Action, Record, build_forest
 from jax_ragrl.run.load import load_recipe
-from jax_ragrl.systems.ablation import with_grammar, with_own_policies
+from jax_ragrl.systems.ablation import with_grammar
 from jax_ragrl.systems.base import WrappedSystem
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.executor import SearchAgent
@@ -152,12 +152,6 @@ def test_every_role_of_every_system_can_be_strict(name: str):
     assert not any(role.strict for role in recipe.system.roles.values())
 
 
-def test_a_role_with_its_own_policy_can_be_strict():
-    both = with_grammar(with_own_policies(recipe_of("mmoa_rag"), ["selector"]), "strict")
-    role = both.system.roles["selector"]
-    assert role.strict and role.policy == "selector"
-
-
 @pytest.mark.parametrize("name", ["c3po", "mao_arag"])
 @pytest.mark.parametrize("choice", [{}, {"grammar": "strict"}, {"thinking": "on"}])
 def test_roles_of_fixed_strategies_are_those_of_the_evaluation(name, choice):
@@ -201,7 +195,7 @@ class WithoutRegex(WrappedSystem):
         return {"free": Role("free", ParsedAction)}
 
 
-def test_a_grammar_that_a_system_lacks_is_an_error():
+def test_a_grammar_that_a_system_lacks_or_its_limit_cuts_is_an_error():
     with pytest.raises(UserError, match="one of loose, strict"):
         with_grammar(recipe_of("coda"), "tight")
     recipe = recipe_of("coda")
@@ -209,8 +203,6 @@ def test_a_grammar_that_a_system_lacks_is_an_error():
     with pytest.raises(UserError, match="role free of this system has no regular expression"):
         with_grammar(recipe, "strict")
 
-
-def test_a_limit_below_the_shortest_action_is_an_error():
     def role(tokens: int) -> Role:
         return Role(
             "plan", ParsedAction, Sampling(1.0, 1.0, tokens), action_regex="[0-9]{4}", strict=True

@@ -10,7 +10,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.system import Execution
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Record, build_forest, sibling_groups
@@ -25,7 +24,7 @@ from jax_ragrl.systems.opera.expert_pool import (
     load_pool,
     vector_cosines,
 )
-from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE, render_analysis, render_plan
+from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE, render_analysis
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection, sibling_advantages
 from jax_ragrl.systems.opera.world import WorldExpert
 from jax_ragrl.types import Hits, Message, Passage, Question
@@ -34,7 +33,6 @@ from tests.rollout.tape import BOB, Tape, passage, talk
 SYSTEM = Opera("opera_tiny", top_k=1)
 EXAMPLE = Question("q", "What is the birthplace of Ann Lee?", ("Ulm",))
 ALWAYS, OFF = Injection(), Injection("off")
-BEST = (ForcedAction("best analysis"),)
 CONTINUE_ALL, SEARCH_ALL = frozenset((PLAN,)), frozenset((REWRITE,))
 
 
@@ -48,30 +46,6 @@ def expert(effect: Generate, question: str) -> str | None:
 
 def groups(*trained_roles, injection=ALWAYS, size=4, source=expert) -> Groups:
     return Groups(frozenset(trained_roles), size, injection, source, CONTINUE_ALL, SEARCH_ALL)
-
-
-def test_all_plans_continue_and_all_queries_are_searched():
-    expander = groups(PLAN, REWRITE)
-    assert expander(effect(ANALYSIS), "q") == Branching(1)
-    assert expander(effect(PLAN), "q") == Branching(3, (ForcedAction("best plan"),), None, skip=1)
-    assert expander(effect(REWRITE), "q") == Branching(
-        3, (ForcedAction("best rewrite"),), 1, peek=True, skip=1
-    )
-
-
-@pytest.mark.parametrize(
-    ("injection", "question", "branching"),
-    [
-        (ALWAYS, "q", Branching(3, BEST, 1, skip=1)),
-        (ALWAYS, "unknown", Branching(4, (), 1)),  # not in the pool
-        (OFF, "q", Branching(4, (), 1)),
-        (Injection(replaces="worst"), "q", Branching(4, BEST, 1, skip=1)),
-        (Injection(roles=(PLAN,)), "q", Branching(4, (), 1)),
-        (Injection(continue_with="expert"), "q", Branching(3, BEST, 1)),
-    ],
-)
-def test_an_expert_joins_the_group(injection, question, branching):
-    assert groups(ANALYSIS, injection=injection)(effect(ANALYSIS), question) == branching
 
 
 def test_periodic_injection_takes_a_fixed_share_of_questions():
@@ -170,6 +144,11 @@ SILENT, WORST = Injection(gradient=False), Injection(replaces="worst")
         ((NO, NO, NO), WORST, YES, (RIGHT + 2 * REFUSAL) / 3, (1, 2)),
         ((YES, ROM), WORST, NO, (RIGHT + REFUSAL) / 2, (1, 1, 0)),
         ((YES, NO), WORST, None, (RIGHT + REFUSAL) / 2, (1, 1)),
+        # The expert of another role; the fourth sample is a no.
+        (
+            *((YES, ROM, NO), Injection(roles=(PLAN,)), YES),
+            *((RIGHT + WRONG + 2 * REFUSAL) / 4, (1, 1, 2)),
+        ),
     ],
 )
 def test_the_advantage_is_relative_to_the_mean_of_a_group(samples, injection, best, mean, factors):
@@ -190,20 +169,24 @@ def test_an_expert_without_gradient_only_raises_the_mean():
     assert sum(credit for _, credit, _ in rows) < 0
 
 
+def merged_plans(*counts: tuple[int, int]):
+    records = [
+        Record(
+            *(NO_PARENT, 0, PLAN, 1, (i,)),
+            Action((1, 2), (token, 9), "t", (0.0, 0.0)),
+            multiplicity=count,
+            parsed=ParsedAction(PLAN),
+        )
+        for i, (token, count) in enumerate(counts)
+    ]
+    return build_forest([EXAMPLE], records)
+
+
 def test_merged_actions_have_the_gradient_of_their_copies():
     """Compares seven copies of one text and one of another as two nodes and as eight."""
 
     def gradient_of(*counts: tuple[int, int]) -> dict[tuple[int, ...], float]:
-        records = [
-            Record(
-                *(NO_PARENT, 0, PLAN, 1, (i,)),
-                Action((1, 2), (token, 9), "t", (0.0, 0.0)),
-                multiplicity=count,
-                parsed=ParsedAction(PLAN),
-            )
-            for i, (token, count) in enumerate(counts)
-        ]
-        forest = build_forest([EXAMPLE], records)
+        forest = merged_plans(*counts)
         reward_N = np.array([token == 5 for token, _ in counts], np.float32)
         credit_N, weight_N = sibling_advantages(forest, reward_N, OFF, group_centred)
         sums = collections.Counter()
@@ -213,16 +196,9 @@ def test_merged_actions_have_the_gradient_of_their_copies():
 
     apart = gradient_of(*[(5, 1)] * 7, (6, 1))
     assert gradient_of((5, 7), (6, 1)) == apart == {(5, 9): 0.875, (6, 9): -0.875}
-
-
-def test_normalization_uses_the_deviation_of_all_samples():
-    """Merged copies, three of one text and one of another, equal GRPO's four samples."""
-    records = [
-        Record(NO_PARENT, 0, PLAN, 1, (i,), Action((1,), (i, 9), "t"), multiplicity=count)
-        for i, count in enumerate((3, 1))
-    ]
+    # Merged copies, three of one text and one of another, are normalized as GRPO's four samples.
     reward_N = np.array([0.2, 0.8], np.float32)
-    forest = build_forest([EXAMPLE], records)
+    forest = merged_plans((5, 3), (6, 1))
     credit_N, _ = sibling_advantages(forest, reward_N, OFF, group_normalised)
     expected_X = group_normalised(np.array([0.2, 0.2, 0.2, 0.8]))
     np.testing.assert_allclose(credit_N / [3, 1], expected_X[2:], rtol=1e-5)
@@ -338,7 +314,7 @@ def test_a_pool_analysis_transfers_if_documents_agree(style):
     assert closed(prompt_of(style, ANALYSIS, "same: A, A", UNRELATED), "q") == same
 
 
-def test_the_pool_drops_near_duplicates():
+def test_the_pool_drops_near_duplicates_by_words_or_by_meaning():
     texts = {"a b c d": 0.5, "a b c e": 0.6, "a b c d e f g h": 0.4, "x y": 0.1}
     rows = [Candidate(PLAN, "p", text, score) for text, score in texts.items()]
     assert [c.text for c in build_pool(rows, max_cosine=0.7)] == ["a b c e", "x y"]
@@ -347,10 +323,7 @@ def test_the_pool_drops_near_duplicates():
     assert len(list(build_pool(rows * 3))) == 4  # repeated candidates are one
     equal = [Candidate(PLAN, "p", text, 1.0) for text in ("b", "a", "c")]
     assert [c.text for c in build_pool(equal)] == [c.text for c in build_pool(equal[::-1])]
-
-
-def test_near_duplicates_may_be_found_by_meaning():
-    """Two texts without a common word, and two that differ in one word only."""
+    # Two texts without a common word, and two that differ in one word only.
     vectors = {"born in Ulm": (2, 0), "native of the town": (9, 1), "born in Rom": (0, 3)}
     rows = [Candidate(PLAN, "p", text, 1 - i / 9) for i, text in enumerate(vectors)]
     encode = lambda texts: np.array([vectors[text] for text in texts], np.float32)  # noqa: E731
@@ -398,28 +371,5 @@ def test_candidates_pair_actions_with_their_prompts():
     assert {c.prompt for c in rows} == set(tape.prompts)
 
 
-@pytest.mark.parametrize(
-    ("role", "prompt", "text"),
-    [
-        (PLAN, "steps\nQuestion: Who directed Jaws?", "1 director of Jaws"),
-        (PLAN, "steps\nQuestion: Why?", "1 Why?"),
-        (
-            PLAN,
-            "steps\nQuestion: Were A B and C D born in the same city?",
-            render_plan(["birthplace of A B", "birthplace of C D", "same: [1], [2]"]),
-        ),
-        (
-            ANALYSIS,
-            "check\n1 Ann Lee: Ann Lee was born in Ulm.\nQuestion: birthplace of Ann Lee",
-            render_analysis("birthplace of Ann Lee is Ulm", "Ulm"),
-        ),
-        (
-            ANALYSIS,
-            "check\n1 Ann Lee: Ann Lee was born in Ulm.\nQuestion: spouse of Ann Lee",
-            render_analysis("nothing"),
-        ),
-        (REWRITE, "reword\nQuestion: birthplace of Ann Lee", "rephrase: Ann Lee born where"),
-    ],
-)
-def test_the_expert_of_the_synthetic_corpus(role, prompt, text):
-    assert WorldExpert()(effect(role, prompt), "q") == text
+def test_the_expert_plans_a_question_that_it_does_not_understand_as_it_is():
+    assert WorldExpert()(effect(PLAN, "steps\nQuestion: Why?"), "q") == "1 Why?"

@@ -159,12 +159,15 @@ def test_every_role_has_its_own_policy_unless_shared():
     assert [r.sampling.max_tokens for r in SYSTEM.roles.values()] == [512, 512, 256]
 
 
-def test_a_missing_expert_pool_is_an_error():
+def test_a_missing_expert_pool_and_a_credit_by_leaves_are_errors():
     recipe = opera.recipe(Settings())
     with pytest.raises(UserError, match=r"recipe.expert_pool, or set recipe.expert.when=off"):
         recipe.expander(frozenset((PLAN,)))
     off = opera.recipe(Settings(expert=opera.Injection("off")))
     assert off.expander(frozenset((PLAN,))).expert is None
+    # A rollout continues after one action of a group: the others would never be trained.
+    with pytest.raises(UserError, match="continue after one action of a group"):
+        with_credit(opera.recipe(Settings()), "siblings", 0)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +214,7 @@ def test_every_role_earns_its_own_reward():
     right = dataclasses.replace(forest.records[-1], answer="Ulm")
     right_forest = forest._replace(records=(*forest.records[:-1], right))
     assert opera.recipe(WORLD).reward(right_forest)[[0, -1]].tolist() == [1.0, 1.0]
-
-
-def test_a_wrong_entity_is_judged_by_its_own_facts():
-    """The first answer is wrong; the second is right for its own sub-goal."""
+    # The first answer is wrong; the second is right for its own sub-goal.
     hits = {"employer of Ann Lee": [ANN], "seat of Cid Poe": [BORN]}
     texts = {PLAN: [CHAIN], ANALYSIS: ["a\nyes: Cid Poe", NOT, NOT, NOT], REWRITE: ["x"] * 2}
     reward_N = opera.recipe(WORLD).reward(play(texts, hits=hits)[0])
@@ -236,12 +236,6 @@ def test_the_settings_select_whether_experts_are_trained(gradient):
     leaves = with_credit(opera_recipe, "reachable_leaves", 0)
     trainable = None if leaves.trainable is None else leaves.trainable(forest).tolist()
     assert trainable == (None if gradient else [False, True])
-
-
-def test_actions_without_leaves_are_not_compared_by_them():
-    """A rollout continues after one action of a group: the others would never be trained."""
-    with pytest.raises(UserError, match="continue after one action of a group"):
-        with_credit(opera.recipe(Settings()), "siblings", 0)
 
 
 def test_a_plan_earns_its_rollouts_reward():
