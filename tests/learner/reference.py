@@ -79,7 +79,6 @@ def weights(o: Objective, tokens: Tokens, roles: np.ndarray) -> np.ndarray:
 
 
 def difference(loss: Callable[[Params], float], p: Params, step: float = 1e-5) -> Params:
-    """Returns the gradient by central differences."""
     grads = {name: np.zeros_like(x) for name, x in p.items()}
     for name, x in p.items():
         for at in np.ndindex(x.shape):

@@ -1,11 +1,13 @@
-"""How far an update moved the policy, and gradients by role: without any part in the update."""
+"""Measurements without any part in the update: its move, gradients by role, and its speed."""
 
 import dataclasses
 import random
+import types
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from jax_ragrl.learner.dpo import Pair, prefer_all
 from jax_ragrl.learner.objective import KL, Objective
@@ -14,6 +16,7 @@ from jax_ragrl.learner.packing import Turn, group_turns
 from jax_ragrl.learner.passes import accumulate
 from jax_ragrl.learner.role_gradients import describe, inner_products, role_gradient
 from jax_ragrl.learner.state import Policy
+from jax_ragrl.learner.throughput import peak_flops, speed, update_flops
 from jax_ragrl.learner.update import (
     compute_targets,
     score_actions,
@@ -21,15 +24,27 @@ from jax_ragrl.learner.update import (
     update,
     update_kl,
 )
+from jax_ragrl.models.config import param_count
+from jax_ragrl.models.lora import LoRAConfig, add_lora
 from tests.learner import reference
-from tests.learner.bigram import GRPO, GRPO_ADAM, HEAT, LAYOUT, PPO, PPO_ADAM, deep, named, prepared
+from tests.learner.bigram import (
+    DEEP,
+    GRPO,
+    GRPO_ADAM,
+    HEAT,
+    LAYOUT,
+    PPO,
+    PPO_ADAM,
+    deep,
+    named,
+    prepared,
+)
 from tests.learner.test_update import turns
 
 FREE = Objective("policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none"))
 
 
 def logps(policy: Policy, samples: list[Turn]) -> np.ndarray:
-    """Returns the float64 log-probability of each token of the samples."""
     params = named(policy.state.policy.params)
     return reference.logps(params, reference.Tokens.of(samples), HEAT)[0]
 
@@ -89,7 +104,7 @@ def test_measurements_have_no_part_in_the_update_and_no_own_programs(objective, 
     jax.tree.map(np.testing.assert_array_equal, state, expected)
 
 
-def test_the_move_of_preference_pairs_is_measured_too():
+def test_the_move_of_preference_pairs_is_measured_and_decided_by_no_single_token():
     pairs = [Pair((1, 2), (3, 4), (4, 4, 3), "planner"), Pair((5, 1), (2,), (6, 7), "planner")]
     samples = [
         Turn(i, "planner", pair.prompt, ids)
@@ -108,9 +123,6 @@ def test_the_move_of_preference_pairs_is_measured_too():
         {"a": policies["a"]}, {}, pairs, 0.5, random.Random(0), is_measured=True
     )
     assert "update_kl/mean" not in metrics, "without pairs nothing moves"
-
-
-def test_no_single_token_decides_a_move():
     before, after = np.float32([-0.1, -99.0, -1.0]), np.float32([-99.0, -0.1, -1.0])
     np.testing.assert_array_equal(update_kl(before, after), np.float32([10, 10, 0]))
 
@@ -119,7 +131,6 @@ SHARED = dataclasses.replace(PPO, critic="shared")
 
 
 def prepared_update(policy: Policy):
-    """Returns the actions and targets of an update."""
     data = split_minibatches(group_turns(turns(), LAYOUT), policy.spec, random.Random(0))
     return data, compute_targets(policy, data, score_actions(policy, data))[0]
 
@@ -173,3 +184,39 @@ def test_inner_products_give_norms_shares_and_cosines_unless_undefined():
     assert zero == {"role_gradient/norm/one": 0.0, "role_gradient/norm/two": 0.0}
     half = describe(["one", "two"], np.diag([4.0, 0.0]))
     assert half["role_gradient/share/one"] == 1 and "role_gradient/cosine/one/two" not in half
+
+
+@pytest.mark.parametrize(
+    "device, tera",
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("TPU v5 lite", 197),
+        ("TPU v5p", 459),
+    ],
+)
+def test_the_longest_matching_name_has_priority(device, tera):
+    assert peak_flops(device) == tera * 1e12
+
+
+def test_mfu_covers_all_policies_and_devices_of_a_known_peak(monkeypatch):
+    assert peak_flops("cpu") is None
+    assert speed({"flops": 1e12}, 100, 10.0, on_mesh=False) == {"tokens_per_sec": 10.0}
+    h200 = types.SimpleNamespace(device_kind="NVIDIA H200")
+    monkeypatch.setattr(jax, "devices", lambda: [h200])
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    metrics = {"plan/flops": 989e12, "analysis/flops": 2 * 989e12, "plan/kl/mean": 7.0}
+    one = speed(metrics, 100, 10.0, on_mesh=False)
+    assert one == {"tokens_per_sec": 10.0, "mfu": pytest.approx(0.3)}
+    assert speed(metrics, 100, 10.0, on_mesh=True)["mfu"] == pytest.approx(0.3 / 4)
+
+
+def test_frozen_weights_below_an_adapter_have_no_gradient():
+    """Four operations per weight of the base and six per weight of the adapter, in both models."""
+    decoder = add_lora(deep(), LoRAConfig(2, targets=("up_proj",)), rngs=nnx.Rngs(0))
+    policy = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=3), decoder)
+    width, base = DEEP.hidden_size, param_count(DEEP)
+    adapter = 2 * (width + DEEP.intermediate_size)  # A and B of one layer
+    head, value = DEEP.vocab_size * width, width + 1  # the critic has a value head instead
+    actor, critic = 6 * adapter + 4 * base, 6 * (adapter + value) + 4 * (base - head)
+    assert update_flops(policy, 10) == 3 * 10 * (actor + critic)

@@ -89,19 +89,6 @@ def test_a_token_is_predicted_from_its_own_context(seed):
     assert not predicted
 
 
-def test_siblings_share_their_prompt_and_are_invisible_to_each_other():
-    prompt = tuple(range(10, 20))
-    turns = [Turn(k, "planner", prompt, (100 + k, 50, 60)) for k in range(3)]
-    (group,) = group_turns(turns, LAYOUT)
-    assert group.tokens == 10 + 3 * 3
-    (batch,) = lay_out([group], ROLES, LAYOUT)
-    row = 0
-    assert batch.rows.positions_RL[row, :19].tolist() == [*range(10), *[10, 11, 12] * 3]
-    visible = jax.device_get(_mask(jax.device_put(batch.rows.until_RL)))[row]
-    assert np.flatnonzero(visible[15]).tolist() == [*range(10), 13, 14, 15]
-    assert np.flatnonzero(visible[20]).tolist() == [20]  # padding
-
-
 def test_long_rows_with_one_context_need_no_mask(monkeypatch):
     """A conversation is one context; siblings, or two turns packed into a row, are several."""
     monkeypatch.setattr(packing, "PLAIN_FROM", 64)
@@ -132,9 +119,7 @@ def test_a_group_longer_than_a_row_is_cut_and_a_longer_turn_left_out():
     turns = [Turn(0, "planner", tuple(range(60)), (1,) * 5), Turn(1, "planner", (1,), (2,) * 63)]
     (group,) = group_turns(turns, LAYOUT)
     assert [turn.node for turn in group.turns] == [1] and group.tokens == 64
-
-
-def test_copies_share_tokens_but_each_is_scored():
+    # Copies share tokens, but each is scored.
     turns = [Turn(k, "planner", (1, 2), (3, 4, 5, 6)) for k in range(20)]
     groups = group_turns(turns, LAYOUT)
     assert [group.tokens for group in groups] == [6, 6]  # 64 / 4 = 16 copies per row
@@ -160,12 +145,16 @@ def test_turns_of_a_role_share_its_instructions_and_fit_in_any_order():
     assert sum(int(b.rows.mask_RM.sum()) for b in batches) == 9 * 2
 
 
-def test_an_opened_batch_is_filled_before_another_is_opened():
+def test_an_opened_batch_is_filled_first_and_has_at_least_one_row():
     layout = Layout(row_lengths=(16, 64), tokens_per_device=128)
     long = Turn(0, "planner", tuple(range(1, 61)), (5,))
     short = [Turn(k, "executor", (k, k, k), (k + 1,) * 5) for k in range(1, 9)]
     (batch,) = lay_out(group_turns([long, *short], layout), ROLES, layout)
     assert batch.rows.ids_RL.shape == (2, 64)
+    layout = Layout(row_lengths=(48, 128), tokens_per_device=100)
+    assert [layout.count(n) for n in layout.row_lengths] == [2, 1]
+    assert [layout.count(n, 3) for n in layout.row_lengths] == [6, 3]
+    assert [layout.length(n) for n in (1, 48, 49, 128)] == [48, 48, 128, 128]
 
 
 @pytest.mark.parametrize(("devices", "sizes"), [(1, {1, 2, 3, 5, 9}), (4, {4, 8, 12, 20, 36})])
@@ -220,13 +209,6 @@ def test_the_reward_of_a_turn_that_is_left_out_goes_to_the_turn_before_it():
     assert [turn.credit for turn in turns] == [0.5, 0.25]
     assert [turn.credit for turn in carry_credit(turns, forest, credit_N, 100)] == [0.5, -1.75]
     assert carry_credit(turns, forest, credit_N, 20)[0].credit == -1.25
-
-
-def test_a_batch_has_at_least_one_row():
-    layout = Layout(row_lengths=(48, 128), tokens_per_device=100)
-    assert [layout.count(n) for n in layout.row_lengths] == [2, 1]
-    assert [layout.count(n, 3) for n in layout.row_lengths] == [6, 3]
-    assert [layout.length(n) for n in (1, 48, 49, 128)] == [48, 48, 128, 128]
 
 
 def test_rows_to_actions_and_back_is_the_identity():
@@ -297,22 +279,14 @@ def test_only_reachable_written_turns_are_trained():
     assert [turn.node for turn in turns_of(forest, credit_N, weight_N)] == [1]
 
 
-def test_a_group_goes_to_the_first_row_with_space():
-    """Many small groups after a few large ones: rows that are nearly full are tried again."""
+def test_rows_that_are_nearly_full_are_tried_again():
+    """Two hundred prompts of 3 to 30 tokens fill 85 % of the rows, beside their actions."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 30, 200).tolist()
     prompts = [(1, *rng.integers(2, 10_000, size).tolist()) for size in sizes]
     turns = [Turn(n, "r", prompt, (5, 6)) for n, prompt in enumerate(prompts)]
     layout = Layout(row_lengths=(32, 64), tokens_per_device=128)
     batches = lay_out(group_turns(turns, layout), ["r"], layout)
-    rows: list[list[int]] = []  # length, free tokens
-    for size in sorted((len(prompt) + 2 for prompt in prompts), reverse=True):
-        first = next((row for row in rows if row[1] >= size - (row[1] < row[0])), None)
-        if first is None:
-            length = layout.length(size)
-            rows += [[length, length] for _ in range(128 // length)]
-            first = rows[-(128 // length)]
-        first[1] -= size - (first[1] < first[0])  # the header is stored once
-    used = [int((b.rows.positions_RL > 0).sum(axis=1).astype(bool).sum()) for b in batches]
-    assert sum(used) == sum(left < length for length, left in rows)
+    rows = [row for batch in batches for row in batch.rows.positions_RL if row.any()]
+    assert sum(map(len, prompts)) > 0.85 * sum(map(len, rows))
     assert lay_out([], ["r"], layout) == []

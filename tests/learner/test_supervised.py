@@ -86,6 +86,12 @@ def test_targets_prompts_and_first_tokens_have_their_weights():
     np.testing.assert_allclose(batch.weight_RL, [[0, 0.25, 1, 1, 0, 0.25, 0.25, 1, 0, 0]])
 
 
+def sft_metrics(batch: PackedRows, rate: float) -> dict[str, np.ndarray]:
+    (graph, params), sgd = tiny_policy(), optax.sgd(rate)
+    step = jax.jit(functools.partial(imitation.sft_step, graph, sgd))
+    return jax.device_get(step(TrainState(params, sgd.init(params)), jax.device_put(batch)))[1]
+
+
 def test_an_sft_step_weighs_losses_and_counts_targets(monkeypatch):
     batch, _ = pack(examples(), 3, 32, prompt_weight=0.1)
     weight_RL, rng = batch.weight_RL[:, 1:], np.random.default_rng(0)
@@ -93,10 +99,7 @@ def test_an_sft_step_weighs_losses_and_counts_targets(monkeypatch):
     right_RL = rng.random(weight_RL.shape) < 0.5
     outputs = jax.device_put((loss_RL, right_RL, np.float32(0.0)))
     monkeypatch.setattr(imitation, "token_losses", lambda *_: outputs)
-    (graph, params), sgd = tiny_policy(), optax.sgd(0.0)
-    step = jax.jit(functools.partial(imitation.sft_step, graph, sgd))
-    state = TrainState(params, sgd.init(params))
-    _, metrics = jax.device_get(step(state, jax.device_put(batch)))
+    metrics = sft_metrics(batch, 0.0)
     expected = (loss_RL * weight_RL).sum() / weight_RL.sum()
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
     right = right_RL[weight_RL == 1].mean()
@@ -106,10 +109,7 @@ def test_an_sft_step_weighs_losses_and_counts_targets(monkeypatch):
 def test_an_sft_step_flags_non_finite_parameters():
     """The gradient is finite; an infinite learning rate makes the parameters infinite."""
     batch, _ = pack(examples(), 3, 32)
-    (graph, params), sgd = tiny_policy(), optax.sgd(float("inf"))
-    state = TrainState(params, sgd.init(params))
-    step = jax.jit(functools.partial(imitation.sft_step, graph, sgd))
-    _, metrics = jax.device_get(step(state, jax.device_put(batch)))
+    metrics = sft_metrics(batch, float("inf"))
     assert (metrics["skipped"], metrics["not_finite"]) == (0.0, 1.0)
 
 

@@ -49,7 +49,6 @@ def pack(turns: list[Turn]) -> list[Batch]:
 
 
 def pack_separately(turns: list[Turn]) -> list[Batch]:
-    """Puts every turn into a batch of its own."""
     return [batch for turn in turns for batch in pack([turn])]
 
 

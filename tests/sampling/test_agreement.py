@@ -34,13 +34,11 @@ def sampler() -> PolicySampler:
 
 
 def pack(forest: Forest, roles: list[str]) -> Minibatches:
-    """One minibatch of all actions of a forest."""
     turns = turns_of(forest, *np.ones((2, len(forest.records)), np.float32))
     return Minibatches([lay_out(group_turns(turns, LAYOUT), roles, LAYOUT)])
 
 
 def scores(minibatches, heat, allowed_ZV=None, model=None) -> np.ndarray:
-    """The log-probabilities of all actions, float32 `[A, T]`."""
     args = jax.device_put((np.float32(heat), allowed_ZV))
 
     def score_rows(batch: Batch) -> np.ndarray:

@@ -25,12 +25,10 @@ SHAPES = Shapes(prompt_lengths=(16,), batch_sizes=(1, 4), max_new_tokens=32)
 
 @pytest.fixture(autouse=True)
 def first_cache(monkeypatch):
-    """Caches of 16 tokens, then of 32."""
     monkeypatch.setattr(jobs_module, "FIRST_CACHE", 16)
 
 
 def jobs_of(limits: list[int], top_p: float = 1.0, regex: str = "", stops=()) -> list[SamplingJob]:
-    """Random prompts with a limit of new tokens each."""
     rng = np.random.default_rng(0)
     return [
         SamplingJob(tuple(rng.integers(3, 250, 3 + i).tolist()), i, 1.0, top_p, limit, regex, stops)
@@ -85,44 +83,6 @@ def test_a_batch_continues_with_live_prompts_and_needed_slots(monkeypatch):
     # Rows, slots and tokens so far: four prompts of three siblings shrink to two, then to one.
     assert calls == 2 * [(12, 16, 0), (6, 16, 5), (6, 32, 16), (3, 32, 20)]
     assert counts == [f._cache_size() for f in programs]
-
-
-def batch_over(devices: int, count: int) -> PromptBatch:
-    """A batch of eight prompts, `count` of them real, that is never decoded."""
-    return PromptBatch(
-        model=None,
-        prompts=pad_prompts([[job] for job in jobs_of([30] * count)], 8),
-        ids_BL=np.zeros((8, 16), np.int32),
-        length=16,
-        grammar=None,
-        slots=(16, 32),
-        sizes=(1, 2, 4),
-        use_top_p=False,
-        stride=1,
-        mesh=make_mesh((1, devices, 1), jax.devices()[:devices]),
-    )
-
-
-def test_each_device_gets_its_share_of_the_padding(monkeypatch):
-    prompts = []
-    monkeypatch.setattr(
-        batches, "start_decode", lambda *a, **k: prompts.append(a[1]) or (None, None)
-    )
-    monkeypatch.setattr(PromptBatch, "_decode", lambda *_: None)
-    batch = dataclasses.replace(batch_over(4, count=5), grammar=Grammar(np.zeros(1, np.int32)))
-    batch.start()
-    real_B = jax.device_get(prompts[0].length_B) > 0
-    assert real_B.reshape(4, 2).tolist() == [[True, True], *[[True, False]] * 3]
-
-
-def test_a_batch_shrinks_to_hold_the_live_prompts_of_every_device():
-    live_WN = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], bool)
-    batch = batch_over(2, count=8)
-    assert batch._smallest_size(live_WN) == 2
-    assert batch._smallest_size(live_WN | [1, 1, 1, 0]) == 4
-    # A program continues until so few prompts are live; one that cannot shrink, until none is.
-    thresholds = [jax.device_get(batch._shrink_at(count)).tolist() for count in (4, 3, 1)]
-    assert thresholds == [[2, 2], [1, 1], [0, 0]]
 
 
 def test_taking_prompts_keeps_their_rows_and_frees_the_input():
@@ -187,7 +147,9 @@ def test_continuing_gathers_nothing_and_updates_the_cache_in_place():
         program = lowered.compile({"xla_backend_optimization_level": 0})
         keys = state.cache.k[0]
         take = batches.resize.lower(keys, keys.sharding, keep_WN, count=2).compile()
-        texts = [program.as_text(), take.as_text()]
+        start = start_decode.lower(model, prompts, ids_BL, slots=4)
+        first = start.compile({"xla_backend_optimization_level": 0})
+        texts = [program.as_text(), take.as_text(), first.as_text()]
         after = decode(*args, shrink_at_W, state, prefix)
     assert "while(" in texts[0] and not any("all-gather" in text for text in texts)
     assert "all-reduce" not in texts[1] and "collective" not in texts[1]

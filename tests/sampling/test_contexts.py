@@ -30,7 +30,7 @@ def kept(*texts: str, pages: int = 8) -> KeptContexts:
     return contexts
 
 
-def test_contexts_share_the_full_pages_of_their_beginning_which_prompts_find():
+def test_contexts_share_full_pages_of_which_those_used_longest_ago_are_given_up():
     contexts = kept("a" * 40, "a" * 16 + "b" * 16)
     assert len(contexts.match(ids("a" * 40))) == 2
     assert contexts.match(ids("a" * 16 + "b" * 20))[0] == contexts.match(ids("a" * 20))[0]
@@ -41,9 +41,6 @@ def test_contexts_share_the_full_pages_of_their_beginning_which_prompts_find():
     assert [*contexts.add(ids(ROLE + "one" * 5))] == [0, 1]
     assert [*contexts.add(ids(ROLE + "two" * 5))] == [1]
     assert contexts.add(ids(ROLE)) == {}
-
-
-def test_the_page_that_was_used_longest_ago_is_given_up_last_ones_first():
     contexts = kept("a" * 48, "b" * 16, pages=4)
     assert len(contexts.match(ids("a" * 17))) == 1  # used again, and pinned
     assert len(contexts.add(ids("c" * 48))) == 3  # a page of b, and two of a

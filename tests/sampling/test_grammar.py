@@ -107,6 +107,12 @@ def test_scoring_reproduces_the_samplers_log_probabilities_of_strict_grammars():
     actual_AT = minibatches.by_action(scores)
     for node, logp_T in zip(minibatches.actions.node_A.tolist(), actual_AT, strict=True):
         np.testing.assert_allclose(logp_T[: len(expected[node])], expected[node], atol=1e-5)
+    # A text outside of the grammar has finite scores.
+    turn = Turn(0, "plan", (5, 6, 7), tuple(tokenizer().encode("QR,then nothing")))
+    minibatches = pack([turn])
+    args = jax.device_put((minibatches.batches[0].rows, np.float32(HEAT), grammars().automaton))
+    logp_RM = jax.device_get(score(split_policy(), *args).logp_RM)
+    assert np.isfinite(logp_RM).all() and (logp_RM < 0).any()
 
 
 def test_the_gradient_of_strict_grammars_is_finite():
@@ -129,14 +135,6 @@ def test_a_forced_prefix_is_continued_within_the_grammar():
     for row in sample([forced], 6)[0]:
         text = tokenizer().decode(prefix + row.ids)
         assert re.fullmatch(REGEXES["select"], text) and text != "Document4,"
-
-
-def test_a_text_outside_of_the_grammar_has_finite_scores():
-    turn = Turn(0, "plan", (5, 6, 7), tuple(tokenizer().encode("QR,then nothing")))
-    minibatches = pack([turn])
-    args = jax.device_put((minibatches.batches[0].rows, np.float32(HEAT), grammars().automaton))
-    logp_RM = jax.device_get(score(split_policy(), *args).logp_RM)
-    assert np.isfinite(logp_RM).all() and (logp_RM < 0).any()
 
 
 def test_removed_mass_is_the_probability_of_the_forbidden_tokens():

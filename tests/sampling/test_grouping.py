@@ -33,7 +33,6 @@ def jobs_of(counts: list[int], **settings) -> list[SamplingJob]:
 
 
 def apart(jobs: list[SamplingJob], width: int, model=None, shapes: Shapes = SHAPES) -> JobSamples:
-    """The samples of each job on its own."""
     return [sample_jobs(model or split_policy(), tokenizer(), [j], width, shapes)[0] for j in jobs]
 
 

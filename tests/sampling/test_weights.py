@@ -33,7 +33,6 @@ def decoder_in(dtype: str = "bfloat16") -> Decoder:
 
 
 def sample(model, prompts, ids_BL, grammar, zero_W) -> Samples:
-    """Both programs of the sampler in one."""
     # Not the jitted functions, which would be traced once for all tests.
     start, step = inspect.unwrap(start_decode), inspect.unwrap(decode)
     state, prefix = start(model, prompts, ids_BL, slots=4)
@@ -41,7 +40,6 @@ def sample(model, prompts, ids_BL, grammar, zero_W) -> Samples:
 
 
 def arguments(mesh: jax.sharding.Mesh, count: int, width: int = 1) -> tuple:
-    """Some equal prompts, each with its seed."""
     jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(count)]
     ids_BL = pad_ids([job.ids for job in jobs], count, 16)
     batch = shard_batch((pad_prompts([[job] for job in jobs], count, width=width), ids_BL), mesh)
@@ -53,16 +51,6 @@ def sampling_program(model: SplitModel, mesh: jax.sharding.Mesh) -> str:
     with jax.set_mesh(mesh):
         lowered = jax.jit(sample).lower(model, *arguments(mesh, 4))
         return lowered.compile({"xla_backend_optimization_level": 0}).as_text()
-
-
-@pytest.mark.slow
-def test_sampling_on_a_mesh_gathers_no_weight_and_no_cache():
-    """The program contains no all-gather, so none is in the loop over tokens."""
-    mesh = make_mesh((1, 4, 1), jax.devices()[:4])
-    config = dataclasses.replace(decoder_in().config, num_kv_heads=2)
-    decoder = init_sharded(config, mesh, nnx.Rngs(0))
-    text = sampling_program(for_sampling({"policy": decoder})["policy"], mesh)
-    assert "while(" in text and "all-gather" not in text
 
 
 @pytest.mark.slow
@@ -111,18 +99,6 @@ def test_fused_weights_sample_the_same_on_a_tensor_axis(monkeypatch, kv_heads):
         assert text.count(name) <= separate_text.count(name), name
 
 
-def test_weights_cast_once_sample_what_weights_cast_per_token_sample():
-    jobs = [SamplingJob((3, 4, 5 + i), i, 1.0, 1.0, 6) for i in range(2)]
-    shapes = Shapes(prompt_lengths=(16,), batch_sizes=(2,), max_new_tokens=6)
-    decoder = decoder_in()
-    args = (tokenizer(), jobs, 2, shapes)
-    expected = sample_jobs(SplitModel.from_model(decoder), *args)
-    actual = sample_jobs(for_sampling({"policy": decoder})["policy"], *args)
-    for row, other in zip(sum(actual, []), sum(expected, []), strict=True):
-        assert row[0] == other[0]
-        np.testing.assert_array_equal(row[1], other[1])
-
-
 def test_weights_are_cast_once_for_a_shared_base_and_gains_of_norms_stay_float32():
     model = for_sampling({"a norm": decoder_in()})["a norm"].merge()
     assert model.embed[...].dtype == model.layers["q_proj"][...].dtype == jax.numpy.bfloat16
@@ -133,6 +109,16 @@ def test_weights_are_cast_once_for_a_shared_base_and_gains_of_norms_stay_float32
     assert one.embed[...] is other.embed[...] and one.embed[...].dtype == jax.numpy.bfloat16
     a, b = (x.adapter["q_proj_lora_a"][...] for x in (one, other))
     assert a is not b and a.dtype == jax.numpy.bfloat16
+    # They sample what weights that are cast per token sample.
+    jobs = [SamplingJob((3, 4, 5 + i), i, 1.0, 1.0, 6) for i in range(2)]
+    shapes = Shapes(prompt_lengths=(16,), batch_sizes=(2,), max_new_tokens=6)
+    decoder = decoder_in()
+    args = (tokenizer(), jobs, 2, shapes)
+    expected = sample_jobs(SplitModel.from_model(decoder), *args)
+    actual = sample_jobs(for_sampling({"policy": decoder})["policy"], *args)
+    for row, other in zip(sum(actual, []), sum(expected, []), strict=True):
+        assert row[0] == other[0]
+        np.testing.assert_array_equal(row[1], other[1])
 
 
 def test_the_weights_of_all_updates_are_cast_by_one_program(caplog):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -43,28 +44,29 @@ def moved(policies, step: int):
 
 
 def best_of(folder: pathlib.Path) -> dict[int, float]:
-    """Returns the scores of the best policies by step."""
     with contextlib.closing(Checkpoints(folder, BEST)) as checkpoints:
         return {step: checkpoints.meta(step)["score"] for step in checkpoints.steps()}
 
 
-@pytest.fixture
-def trained(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def learn_moved(method, policies, forest, turns, step):
+    return moved(policies, step), {}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory):
     """A run of five steps whose second and third steps have the best score; each step is saved."""
-    job, parts = small_run(tmp_path, steps=5, dev_questions=2, eval_every=1)
-    save_config(tmp_path / "config.json", small_values(tmp_path, steps=5))
-    scores = [0.25, 0.75, 0.75, np.nan, 0.5]
-    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
-    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
-    monkeypatch.setattr(
-        loop, "learn", lambda method, policies, forest, turns, step: (moved(policies, step), {})
-    )
-    loop.train(job, parts, tmp_path)
-    return job, parts, tmp_path
+    folder, scores = tmp_path_factory.mktemp("trained"), [0.25, 0.75, 0.75, np.nan, 0.5]
+    job, parts = small_run(folder, steps=5, dev_questions=2, eval_every=1)
+    save_config(folder / "config.json", small_values(folder, steps=5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ROLL_OUT, roll_out_nothing)
+        patch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
+        patch.setattr(loop, "learn", learn_moved)
+        loop.train(job, parts, folder)
+    return job, parts, folder
 
 
 def weights(run: RunCheckpoint, job, parts) -> set[float]:
-    """Returns the distinct parameters of a checkpoint."""
     (decoder,) = trained_policies(job, parts.policies, run).values()
     leaves = jax.device_get(jax.tree.leaves(nnx.state(decoder, nnx.Param)))
     return {float(x) for leaf in leaves for x in np.unique(leaf)}
@@ -77,8 +79,12 @@ def test_a_checkpoint_has_a_name(trained, name, step):
     assert weights(parse_run(f"{folder}{name}"), job, parts) == {step}
 
 
-def test_a_resumed_run_keeps_the_best_policies_unless_a_score_is_higher(trained, monkeypatch):
-    _, parts, folder = trained
+def test_a_resumed_run_keeps_the_best_policies_unless_a_score_is_higher(
+    trained, tmp_path, monkeypatch
+):
+    parts, folder = trained[1], shutil.copytree(trained[2], tmp_path / "copy")
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
+    monkeypatch.setattr(loop, "learn", learn_moved)
     longer = load_job(small_values(folder, steps=7, dev_questions=2, eval_every=1))
     scores = [0.75, 0.9]
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
@@ -158,7 +164,7 @@ def test_a_branch_takes_the_config_of_its_run_and_overrides(trained):
     assert values["run"]["steps"] == 5
 
 
-def test_checkpoints_that_do_not_exist_are_named(trained, tmp_path):
+def test_missing_checkpoints_are_named_and_a_folder_may_have_an_at_sign(trained, tmp_path):
     """Training creates their folder before its first step."""
     other = tmp_path / "other"
     assert has_checkpoints(trained[2]) and not has_checkpoints(other)
@@ -171,9 +177,6 @@ def test_checkpoints_that_do_not_exist_are_named(trained, tmp_path):
         parse_run(f"{tmp_path / 'other'}@best").open()
     with pytest.raises(UserError, match="after the @ give newest, best or"):
         parse_run(f"{folder}@last")
-
-
-def test_a_folder_with_an_at_sign_is_a_folder(tmp_path):
     (tmp_path / "run@best").mkdir()
     assert parse_run(tmp_path / "run@best") == RunCheckpoint(tmp_path / "run@best")
 
@@ -227,19 +230,9 @@ def test_a_drop_is_counted_in_standard_errors_from_the_best_score():
     before = [scored(0.4, 0.04), {"reward/mean": 0.9}, scored(0.5, 0.03), scored(0.45, 0.04)]
     assert Scores(before).drop(scored(0.3, 0.04))["eval/drop"] == pytest.approx(0.2 / 0.05)
     assert Scores(before).drop(scored(0.6, 0.04))["eval/drop"] == pytest.approx(-0.1 / 0.05)
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        [],
-        [scored(0.5)],
-        [scored(0.5, math.nan), scored(None)],
-        [scored(1.0, 0.0)],  # no noise to compare with
-    ],
-)
-def test_without_two_standard_errors_there_is_no_drop(before):
-    assert Scores(before).drop(scored(0.0, 0.0)) == {}
+    # Without two standard errors, or noise to compare with, there is none.
+    for few in ([], [scored(0.5)], [scored(0.5, math.nan), scored(None)], [scored(1.0, 0.0)]):
+        assert Scores(few).drop(scored(0.0, 0.0)) == {}
 
 
 def test_a_run_ends_by_its_patience_or_its_budget_only():

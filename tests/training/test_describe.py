@@ -1,14 +1,19 @@
-"""Rollout metrics and the log of a run."""
+"""Rollout metrics, the log of a run, and experiment trackers."""
 
 import dataclasses
 import json
+import math
+import sys
+import types
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.run.config import TRACKERS, Run
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import Limit
 from jax_ragrl.runtime.jsonl import write_json
@@ -29,12 +34,12 @@ from jax_ragrl.training.rollout_metrics import (
     role_rewards,
     zero_variance_fraction,
 )
+from jax_ragrl.training.trackers import Trackers
 from jax_ragrl.types import Question
 from tests.rollout.tape import ANN, BOB, Tape, passage, play, talk
 
 
 def always(**texts: str):
-    """Returns a policy whose roles always write the same text."""
     return lambda role, prompt, rng: texts[role]
 
 
@@ -62,8 +67,6 @@ def test_samples_count_with_multiplicity_and_own_choices_leave_forced_ones_out()
     )
     assert metrics["valid_frac/router"] == 6 / 8
     # Six of eight samples chose the rewarded route; without a choice there is no metric.
-    texts = {"router": ["[No Retrieval]"] * 6 + ["nonsense"] * 2}
-    forest = play(Tape(texts), expander=wide)
     leaves = np.flatnonzero(forest.leaf_N)
     forest.reward_N[leaves] = [float(forest.records[i].answer is not None) for i in leaves]
     metrics = described(forest)
@@ -263,7 +266,6 @@ def test_a_resumed_log_holds_each_step_once(tmp_path):
 
 
 def logging_job(guard=MappingProxyType({}), **run):
-    """A job with the settings that its log reads."""
     settings = {"steps": 4, "save_trees_every": 1, "projects": {}, "patience": 0, "token_budget": 0}
     return SimpleNamespace(run=SimpleNamespace(**settings | run), guard=Guard(**guard))
 
@@ -302,7 +304,7 @@ def test_a_resumed_run_refuses_to_decide_without_its_records(tmp_path, run, guar
         check_records(job, tmp_path, 3)  # no decision reads trees
 
 
-def test_a_clock_measures_compilation_time(monkeypatch):
+def test_compilation_takes_time_and_is_unexpected_after_the_first_steps_and_evaluation(monkeypatch):
     spent = iter([10.0, 11.04, 12.5])
     monkeypatch.setattr("jax_ragrl.training.log.compile_seconds", lambda: next(spent))
     clock = Clock()
@@ -310,9 +312,6 @@ def test_a_clock_measures_compilation_time(monkeypatch):
     assert clock.laps["time/compile_s"] == 1.0
     clock.lap("time/train_s")
     assert clock.laps["time/compile_s"] == 2.5 and clock.laps["time/train_s"] >= 0
-
-
-def test_programs_are_unexpected_after_the_first_steps_and_the_first_evaluation(monkeypatch):
     # Compiled so far: at the start, after each of five steps, and after five more.
     counts = iter([100, 130, 130, 130, 130, 131, 133, 140, 141, 141, 145])
     monkeypatch.setattr("jax_ragrl.training.log.compiled_programs", lambda: next(counts))
@@ -342,3 +341,98 @@ def test_rewarded_logps_cover_paths_to_rewarded_leaves():
         assert rewarded_logps(forest) == {"logp_rewarded/router": pytest.approx(expected)}
     forest.reward_N[forest.leaf_N] = 0
     assert rewarded_logps(forest) == {}
+
+
+METRICS = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
+
+
+def stand_in(monkeypatch, name: str, **functions: Any) -> None:
+    module = types.ModuleType(name)
+    for key, value in functions.items():
+        setattr(module, key, value)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_weights_and_biases_continues_one_run(tmp_path, monkeypatch):
+    inits, log_of_calls = [], []
+    run = types.SimpleNamespace(
+        log=lambda metrics, step: log_of_calls.append((step, metrics)),
+        finish=lambda: log_of_calls.append("end"),
+    )
+    stand_in(monkeypatch, "wandb", init=lambda **arguments: inits.append(arguments) or run)
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    for start in (0, 1):
+        log = Log(tmp_path, start, 2, {"wandb_project": "mine"})
+        log.write(start + 1, METRICS, None)
+        log.close()
+    assert log_of_calls == [(1, METRICS), "end", (2, METRICS), "end"] and inits[0] == inits[1]
+    assert inits[0]["resume"] == "allow" and inits[0]["project"] == "mine"
+    assert inits[0]["config"] == {"seed": 3}
+    Log(tmp_path, 2, 2).close()
+    assert len(inits) == 2
+
+
+@pytest.mark.parametrize("key", TRACKERS)
+def test_a_missing_package_is_refused_early(key, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert TRACKERS.keys() == Run(1).projects.keys() and not any(Run(1).projects.values())
+    with pytest.raises(UserError, match=f"run.{key} is 'mine'.*pip install {TRACKERS[key]}"):
+        Run(1, **{key: "mine"})
+
+
+def test_mlflow_continues_one_run_and_gets_no_nan(tmp_path, monkeypatch):
+    starts, calls = [], []
+
+    def start_run(**arguments):
+        starts.append(arguments)
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="abc"))
+
+    stand_in(
+        monkeypatch,
+        "mlflow",
+        set_experiment=lambda name: calls.append(name),
+        start_run=start_run,
+        log_dict=lambda values, name: calls.append((name, values)),
+        log_metrics=lambda metrics, step: calls.append((step, metrics)),
+        end_run=lambda: calls.append("end"),
+    )
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    for step in (1, 2):
+        trackers = Trackers({"mlflow_experiment": "mine"}, tmp_path)
+        trackers.log({"a": 1.0, "b": math.nan}, step)
+        trackers.finish()
+    assert starts == [{"run_name": tmp_path.name}, {"run_id": "abc"}]
+    first = ["mine", ("config.json", {"seed": 3}), (1, {"a": 1.0}), "end"]
+    assert calls == [*first, "mine", (2, {"a": 1.0}), "end"]
+
+
+def test_trackio_continues_the_run_of_its_name(tmp_path, monkeypatch):
+    inits, calls = [], []
+    stand_in(
+        monkeypatch,
+        "trackio",
+        init=lambda **arguments: inits.append(arguments),
+        log=lambda metrics, step: calls.append((step, metrics)),
+        finish=lambda: calls.append("end"),
+    )
+    trackers = Trackers({"trackio_project": "mine", "wandb_project": ""}, tmp_path)
+    trackers.log(METRICS, 4)
+    trackers.finish()
+    expected = {"project": "mine", "name": tmp_path.name, "config": None, "resume": "allow"}
+    assert inits == [expected] and calls == [(4, METRICS), "end"]
+
+
+@pytest.mark.parametrize("broken", ["init", "log", "finish"])
+def test_a_tracker_that_fails_ends_no_run_and_warns_once(broken, tmp_path, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route to https://user:secret@tracker")
+
+    functions = {name: lambda *_, **__: None for name in ("init", "log", "finish")}
+    stand_in(monkeypatch, "trackio", **(functions | {broken: fail}))
+    with pytest.warns(UserWarning, match="run.trackio_project: trackio failed") as warnings:
+        log = Log(tmp_path, 0, 2, {"trackio_project": "mine"})
+        log.write(1, METRICS, None)
+        log.write(2, METRICS, None)
+        log.close()
+    assert len(warnings) == 1 and "secret" not in str(warnings[0].message)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

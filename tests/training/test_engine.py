@@ -1,8 +1,7 @@
 """llama.cpp's server writes the rollouts of a policy: exact tokens, a small gap, new weights."""
 
-from __future__ import annotations
-
 import contextlib
+import functools
 import math
 import pathlib
 import shlex
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.learner.state import trained_decoder
@@ -57,12 +57,19 @@ def engine(address: str, tokenizer: ChatTokenizer) -> EngineSampler:
 
 def logps_of(decoder: Decoder, job: SamplingJob, row: Row) -> np.ndarray:
     """The log-probabilities of an action that the decoder computes, without the sampler's code."""
-    ids_BL = jnp.array([[*job.ids, *row.ids]], jnp.int32)
-    positions_BL = jnp.arange(ids_BL.shape[1])[None]
+    first, last = len(job.ids), len(job.ids) + len(row.ids)
+    ids_BL = np.zeros((1, 128), np.int32)  # all actions in one shape, of one program
+    ids_BL[0, :last] = (*job.ids, *row.ids)
+    logits_LV = _logits(*nnx.split(decoder), jax.device_put(ids_BL))
+    logps_LV = np.asarray(jax.nn.log_softmax(logits_LV / (job.temperature or 1.0)))
+    return logps_LV[np.arange(first - 1, last - 1), row.ids]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graph, state, ids_BL):
+    decoder, positions_BL = nnx.merge(graph, state), jnp.arange(ids_BL.shape[1])[None]
     hidden_BLD, _ = decoder(ids_BL, positions_BL, causal_mask(jnp.ones_like(ids_BL)))
-    logits_LV = decoder.logits(hidden_BLD)[0] / (job.temperature or 1.0)
-    logps_LV = np.asarray(jax.nn.log_softmax(logits_LV))[len(job.ids) - 1 : -1]
-    return logps_LV[np.arange(len(row.ids)), row.ids]
+    return decoder.logits(hidden_BLD)[0]
 
 
 def test_tokens_and_log_probabilities_are_those_of_this_process(tmp_path):

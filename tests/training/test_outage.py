@@ -1,41 +1,41 @@
-"""Failed questions, evaluations without a score and diverged parameters are never saved."""
+"""Failures are never saved: of questions, evaluations and updates; no reply is paid twice."""
 
 import collections
 import dataclasses
 import functools
+import json
 import pathlib
-import random
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner import optimizer
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.learner.dpo import pairs_of
-from jax_ragrl.learner.packing import Turn, turns_of
-from jax_ragrl.learner.policies import update_all
+from jax_ragrl.learner.packing import turns_of
+from jax_ragrl.llm.kinds import OpenAIConfig
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import build_forest
-from jax_ragrl.run import inference
-from jax_ragrl.run.build import build_components
-from jax_ragrl.run.checkpoint_name import RunCheckpoint
+from jax_ragrl.run.build import build_components, reply_cache
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import Result, Trace
 from jax_ragrl.run.load import load_job, load_recipe
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.parts import Components
 from jax_ragrl.runtime import servers
+from jax_ragrl.runtime.servers import take_counts
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.training import loop
 from jax_ragrl.training.log import read_metrics
 from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
-from tests.rollout.tape import ANN, BOB
+from tests.llm.server import serving
+from tests.rollout.tape import ANN, BOB, Tape
 from tests.tiny import saved_policy
 
 SYSTEMS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "tree_grpo", "rag_ddr")
@@ -74,7 +74,6 @@ def small_values(folder: pathlib.Path, **changes: object) -> dict[str, Any]:
 
 
 def small_run(folder: pathlib.Path, **changes: object) -> tuple[Job, Components]:
-    """Returns a job of CoDA in a directory, and its components."""
     saved_policy(folder)
     job = load_job(small_values(folder, **changes))
     return job, build_components(job, folder)
@@ -210,25 +209,52 @@ def test_the_first_evaluation_is_step_zero_and_is_never_repeated(tmp_path, monke
     assert files == ["dev-0.jsonl", "dev-1.jsonl"]
 
 
-def test_diverged_parameters_stop_the_run_and_checkpoints_remain(tmp_path, monkeypatch):
-    """The learning rate becomes infinite after three updates."""
-    job, parts = small_run(tmp_path, steps=6, dev_questions=0)
-    rate = lambda count: jnp.where(count < 3, 1e-4, jnp.inf)  # noqa: E731
-    turns = [Turn(i, "actor", (5, 6, 7), (8, 9 + i), credit=1.0 - 2 * i) for i in range(2)]
-    monkeypatch.setattr(optimizer, "_transform", functools.cache(lambda *_: optax.adamw(rate)))
-    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
-    monkeypatch.setattr("jax_ragrl.training.step.turns_of", lambda *_, **__: [])
+class Stopped(Exception):  # noqa: N818 - as a kill
+    """The run is killed."""
 
-    def learn(method, policies, forest, _, step):
-        (name,), role = policies, next(iter(method.policy_of))
-        own = [turn._replace(role=role) for turn in turns]
-        return update_all(policies, {role: name}, [role], own, random.Random(step))
 
-    monkeypatch.setattr(loop, "learn", learn)
-    with pytest.raises(UserError, match="parameters of the policy are NaN or infinite"):
-        loop.train(job, parts, tmp_path)
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest() == 3
-    state = inference.trained_policies(job, parts.policies, RunCheckpoint(tmp_path))
-    weights = jax.device_get(jax.tree.leaves(nnx.state(state[next(iter(state))], nnx.Param)))
-    assert all(np.isfinite(x).all() for x in weights)
+def test_a_run_that_is_killed_and_resumed_sends_each_request_once(tmp_path, monkeypatch):
+    """Steps after the last checkpoint are repeated; their replies come from the file."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
+    monkeypatch.setattr(loop, "learn", lambda method, policies, *_: (policies, {}))
+    job, parts = small_run(tmp_path, steps=4, save_every=4, dev_questions=0)
+
+    def run(folder: pathlib.Path, address: str, last: int = 9) -> list[dict[str, float]]:
+        tape = Tape({})
+        # As `ragrl train` does: each process loads the language model for the folder of the run.
+        llm = load_llm(OpenAIConfig("m", address), None, "", Shapes(), cache=reply_cache(folder))
+
+        def roll_out(method, environment, questions, step):
+            if step > last:
+                raise Stopped
+            system = StandardRAG("c3po_tiny", 2)
+            forest = collect(
+                system, single_chain, questions, Environment(tape, tape, llm), seed=step
+            )
+            return forest._replace(reward_N=np.zeros(len(forest.records)))
+
+        monkeypatch.setattr(ROLL_OUT, roll_out)
+        loop.train(job, parts, folder)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+    take_counts()
+    with serving() as (address, seen):
+        whole = run(folders[0], address)
+        number = len(seen)
+        with pytest.raises(Stopped):
+            run(folders[1], address, last=2)
+        assert 0 < len(seen) - number < number
+        take_counts()  # another process begins at zero
+        resumed = run(folders[1], address)
+        assert len(seen) == 2 * number
+    assert not any("llm_cache_hits" in row for row in whole)
+    assert [row.get("llm_cache_hits", 0) for row in resumed] == [
+        row["llm_calls"] if row["step"] <= 3 else 0 for row in whole
+    ]
+    paid = ("llm_calls", "llm_prompt_tokens", "llm_completion_tokens", "failed")
+    assert [[row[k] for k in paid] for row in whole] == [[row[k] for k in paid] for row in resumed]

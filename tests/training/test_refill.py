@@ -20,6 +20,7 @@ from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import Tape, improvise
 from tests.tiny import saved_policy
 from tests.training.test_outage import ROLL_OUT
+from tests.training.trial import seeded_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:guard.")
 PER_STEP, STEPS = 4, 4
@@ -117,18 +118,10 @@ def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(ro
     assert len({len(asked) for asked in expected}) > 1
 
 
-def test_without_refill_dead_questions_remain(routes):
+def test_without_refill_dead_questions_remain_and_asked_again_they_have_other_seeds(routes):
     rows = read_metrics(routes.train(steps=1))
     assert len(routes.trained[0]) == rows[0]["questions/asked"] == PER_STEP
     assert rows[0]["questions/dead"] == sum(not has_signal(q.id) for q in asked_first(routes))
-
-
-def asked_first(routes: Routes) -> list[Question]:
-    return QuestionStream(routes.questions, routes.seed).draw(PER_STEP)
-
-
-def test_a_question_asked_again_in_a_step_has_other_seeds(routes):
-    routes.train(steps=1)
     seeds = []
     method = loop.method_of(load_job(load_config(CONFIGS / "tiny" / "c3po_router.py", [])))
     for number in (0, 1, 2):
@@ -136,6 +129,10 @@ def test_a_question_asked_again_in_a_step_has_other_seeds(routes):
         collect_shard(method, tape.environment(), asked_first(routes)[:1], 0, number)
         seeds.append(tape.seeds[0])
     assert len(set(seeds)) == 3
+
+
+def asked_first(routes: Routes) -> list[Question]:
+    return QuestionStream(routes.questions, routes.seed).draw(PER_STEP)
 
 
 def test_failed_questions_are_not_replaced(routes):
@@ -174,13 +171,9 @@ def test_a_resumed_run_is_bit_identical(routes, monkeypatch, staleness, prefers)
     broken = routes.train("broken", **settings)
     one, other = (Checkpoints(folder).meta(STEPS) for folder in (whole, broken))
     assert one == other and len(one["checksums"]) > 10
-    hidden = ("time/", "compile/", "tokens_per_sec")
-    rows = [
-        [{k: v for k, v in row.items() if not k.startswith(hidden)} for row in read_metrics(folder)]
-        for folder in (whole, broken)
-    ]
-    assert rows[0] == rows[1]
-    assert [row["staleness"] for row in rows[0]] == [0] + [staleness] * (STEPS - 1)
+    rows = seeded_rows(whole)
+    assert rows == seeded_rows(broken)
+    assert [row["staleness"] for row in rows] == [0] + [staleness] * (STEPS - 1)
     assert len(asked) > STEPS
     weights = one["data"]["weights"]
     assert bool(weights) == prefers

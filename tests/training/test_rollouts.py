@@ -1,8 +1,10 @@
 """Rollouts made during the update before, and the guard: a resumed run ends as a whole one."""
 
+import functools
 import itertools
 import json
 import pathlib
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -13,10 +15,10 @@ import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import QuestionStream
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.indicators import UNDOS
+from jax_ragrl.run.config import Job
 from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop
 from jax_ragrl.training import rollouts as rollouts_module
@@ -26,7 +28,7 @@ from jax_ragrl.training.warden import questions_of
 from jax_ragrl.types import Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
 from tests.training.test_outage import ROLL_OUT
-from tests.training.trial import Trial, guard
+from tests.training.trial import Trial, guard, seeded_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:guard.dead_groups")
 PHASES = [{"steps": 2, "roles": ["router"]}, {"steps": 9, "roles": ["filter", "decision"]}]
@@ -74,19 +76,32 @@ def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial, save_every
     assert len({tuple(own) for own in ids.values()}) == 5
 
 
-def test_a_forest_from_a_checkpoint_has_equal_credit(trial, monkeypatch):
-    trial.train(steps=1)
+def test_sigterm_ends_a_run_after_its_step_which_is_saved(trial, monkeypatch):
+    def learn(*args):
+        if args[-1] == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return trial.learn(*args)
+
+    monkeypatch.setattr(loop, "learn", learn)
+    with pytest.raises(Preempted, match="stopped after step 3: the same command continues"):
+        trial.train(save_every=100)
+    assert Checkpoints(trial.folder).latest() == 3
+    trial.train(save_every=100)
+    assert [step for step, _ in trial.learned] == [0, 1, 2, 3, 4]
+
+
+def test_a_forest_from_a_checkpoint_has_equal_credit(monkeypatch):
     forest = play(Tape(improvise), *[ANN, BOB] * 3, expander=PAPER, seed=3)
     assert len(forest.records) > 60 and len(np.unique(forest.reward_N)) == 2
-    one, other = rollouts_of(trial), rollouts_of(trial)
+    one, other = rollouts_of_one_epoch(), rollouts_of_one_epoch()
     monkeypatch.setattr(ROLL_OUT, lambda *_: forest)
     one.begin({}, 1)
     other.restore(one.state(), 1)
     restored = other.take({}, 1)
     assert restored.staleness == 1 and restored.forest is not forest
     for mine, theirs in zip(
-        trial.job.credit(restored.forest, restored.forest.reward_N),
-        trial.job.credit(forest, forest.reward_N),
+        job().credit(restored.forest, restored.forest.reward_N),
+        job().credit(forest, forest.reward_N),
         strict=True,
     ):
         np.testing.assert_array_equal(mine, theirs)
@@ -95,9 +110,14 @@ def test_a_forest_from_a_checkpoint_has_equal_credit(trial, monkeypatch):
     assert one.data.get_state() == other.data.get_state() == {"position": 6, "weights": {}}
 
 
-def rollouts_of(trial: Trial) -> Rollouts:
+@functools.cache
+def job() -> Job:
+    return load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+
+
+def rollouts_of_one_epoch() -> Rollouts:
     return Rollouts(
-        method=method_of(trial.job),
+        method=method_of(job()),
         data=QuestionStream([ANN, BOB] * 3, 0),
         questions_per_step=6,
         steps=9,
@@ -124,10 +144,9 @@ def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial):
     assert trial.rows("guard/rate_factor")[2:] == [0.25] * 3
 
 
-def test_rollouts_that_a_resumed_run_could_not_read_are_not_saved(trial, monkeypatch):
-    trial.train(steps=1)
+def test_rollouts_that_a_resumed_run_could_not_read_are_not_saved(monkeypatch):
     forest = play(Tape(improvise), ANN, expander=PAPER, seed=3)
-    rollouts = rollouts_of(trial)
+    rollouts = rollouts_of_one_epoch()
     monkeypatch.setattr(ROLL_OUT, lambda *_: forest._replace(records=(Trial.rows,)))
     monkeypatch.setattr(rollouts_module, "gather", lambda method, questions, shard: shard())
     rollouts.begin({}, 1)
@@ -183,9 +202,8 @@ def test_the_times_of_a_step_count_each_second_once():
     }
 
 
-def test_waiting_before_a_step_counts_for_its_rollouts(trial, monkeypatch):
-    trial.train(steps=1)
-    rollouts = rollouts_of(trial)
+def test_waiting_before_a_step_counts_for_its_rollouts(monkeypatch):
+    rollouts = rollouts_of_one_epoch()
     monkeypatch.setattr(ROLL_OUT, lambda *_: play(Tape(improvise)))
     rollouts.begin({}, 1)
     ticks = itertools.count(0, 10)
@@ -198,16 +216,14 @@ def test_waiting_before_a_step_counts_for_its_rollouts(trial, monkeypatch):
 
 
 def test_stale_rollouts_need_importance_weights():
-    config = CONFIGS / "tiny" / "c3po.py"
-    with pytest.raises(UserError, match=r"staleness is 1, but .*importance_weight_cap is 0"):
-        load_job(load_config(config, ["--config.run.staleness=1"]))
-    with pytest.raises(UserError, match=r"run.staleness is 2: use .* at most 1"):
-        load_job(load_config(config, ["--config.run.staleness=2"]))
+    for value, message in ((1, "1, but .*importance_weight_cap is 0"), (2, "2: use .* at most 1")):
+        with pytest.raises(UserError, match=f"run.staleness is {message}"):
+            values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.run.staleness={value}"])
+            load_job(values)
 
 
-def test_all_processes_gather_a_forest_once_in_the_main_thread(trial, monkeypatch):
+def test_all_processes_gather_a_forest_once_in_the_main_thread(monkeypatch):
     """A message of the worker thread could overtake one of the update on another process."""
-    trial.train(steps=1)
     gathered = []
 
     def gather(_, questions: Sequence[Question], shard: Callable[[], Forest]) -> Forest:
@@ -217,11 +233,11 @@ def test_all_processes_gather_a_forest_once_in_the_main_thread(trial, monkeypatc
 
     monkeypatch.setattr(ROLL_OUT, lambda *_: play(Tape(improvise)))
     monkeypatch.setattr(rollouts_module, "gather", gather)
-    rollouts = rollouts_of(trial)
+    rollouts = rollouts_of_one_epoch()
     rollouts.begin({}, 1)
     rollouts.wait()
     entries = rollouts.state()
-    for owner in (rollouts, rollouts_of(trial)):
+    for owner in (rollouts, rollouts_of_one_epoch()):
         owner.restore(entries, 1)
         assert set(owner.take({}, 1).forest.reward_N) == {99}
     assert len(gathered) == 1 and gathered[0][0] == "MainThread"
@@ -254,22 +270,13 @@ def test_an_undone_update_is_not_applied_and_lowers_the_rate(trial):
     assert trial.rows("guard/rate_factor")[-1] == 0.0625
 
 
-def test_updates_are_not_undone_for_ever(trial):
-    with (
-        pytest.warns(UserWarning, match="action: stop"),
-        pytest.raises(UserError, match=r"grad_norm is 50.*train --from"),
-    ):
-        train(trial, "undo", [1, 1] + [50] * (UNDOS + 2))
-    assert len(trial.all_rows()) == 2 + UNDOS + 1 and trial.updates() == {2}
-
-
 def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial):
     with (
         pytest.warns(UserWarning, match="action: stop"),
         pytest.raises(UserError, match=r"grad_norm is 50.*incidents.*train --from"),
     ):
         train(trial, "stop", [1, 1, 50, 50, 1], save_every=1)
-    assert Checkpoints(trial.folder).latest() == 2 and len(trial.all_rows()) == 4
+    assert Checkpoints(trial.folder).latest() == 2 and len(seeded_rows(trial.folder)) == 4
 
 
 @pytest.mark.filterwarnings("ignore:guard.grad_norm")
@@ -285,7 +292,7 @@ def test_an_interrupted_run_ends_as_a_whole_one(staleness, tmp_path, monkeypatch
                 train(trial, "undo", norms, staleness=staleness)
         train(trial, "undo", norms, staleness=staleness)
         weights = {step: weight for step, _, weight in trial.sampled}
-        ends.append((trial.updates(), weights, trial.all_rows(), trial.rates[-1]))
+        ends.append((trial.updates(), weights, seeded_rows(trial.folder), trial.rates[-1]))
     assert all(end == ends[0] for end in ends[1:])
 
 
@@ -309,7 +316,7 @@ def test_a_fallen_dev_score_stops_an_interrupted_run_as_a_whole_one(tmp_path, mo
                 train(trial, "warn", norms, **often)
         with pytest.raises(UserError, match=r"guard\.dev_drop at step 6.*action: stop"):
             train(trial, "warn", norms, **often)
-        ends.append((trial.updates(), trial.all_rows(), trial.rates[-1]))
+        ends.append((trial.updates(), seeded_rows(trial.folder), trial.rates[-1]))
     assert ends[0][0] == {4} and ends[0][1][6]["guard/incident/dev_drop"] > 10
     assert ends[0] == ends[1]
     file = json.loads((trial.folder / "incidents" / "step-6.json").read_text())

@@ -95,21 +95,19 @@ class Trial:
         loop.train(self.job, self.parts, self.folder)
 
     def rows(self, name: str) -> list[float | None]:
-        """Returns a metric of all steps."""
         return [row.get(name) for row in read_metrics(self.folder)]
-
-    def all_rows(self) -> list[dict[str, Any]]:
-        """Returns the logged metrics without durations."""
-        hidden = ("time/", "compile/", "tokens_per_sec")
-        rows = read_metrics(self.folder)
-        return [{k: v for k, v in row.items() if not k.startswith(hidden)} for row in rows]
 
     def steps_and_weights(self) -> list[tuple[int, float]]:
         return [(step, weight) for step, _, weight in self.sampled]
 
     def updates(self) -> set[float]:
-        """Returns the number of updates of the newest checkpoint."""
         return weights(RunCheckpoint(self.folder), self.job, self.parts)
+
+
+def seeded_rows(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the logged metrics without durations."""
+    hidden, rows = ("time/", "compile/", "tokens_per_sec"), read_metrics(workdir)
+    return [{k: v for k, v in row.items() if not k.startswith(hidden)} for row in rows]
 
 
 def first(params: Any) -> float:
