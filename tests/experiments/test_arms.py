@@ -1,7 +1,5 @@
 """Laws of experiments with several arms and seeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -195,7 +193,6 @@ def copy_configs(folder: pathlib.Path) -> dict[str, str]:
 
 
 def change_config(file: str, key: str, value: object) -> None:
-    """Gives a key of a config file another value."""
     path = pathlib.Path(file)
     text = path.read_text().replace("def get_config", "def former_config")
     lines = ("def get_config():", "    config = former_config()", f"    config.{key} = {value!r}")
@@ -203,7 +200,6 @@ def change_config(file: str, key: str, value: object) -> None:
 
 
 def one_arm(**changes) -> Experiment:
-    """An experiment of one arm and one cell."""
     return Experiment({"a": Arm(**changes)}, "a", training_seeds=(0,))
 
 
@@ -323,7 +319,7 @@ def rows_of(difference: float, seeds: int = 4, noise: float = 0.2) -> dict[Cell,
     return rows
 
 
-def test_a_difference_is_found_and_an_equal_arm_is_not():
+def test_a_difference_is_found_with_an_adjusted_p_value_and_an_equal_arm_is_not():
     clear = compare(TWO, rows_of(0.1))["comparisons"][0]
     assert clear["verdict"] == "higher" and clear["mean"] == pytest.approx(10, abs=1.5)
     assert clear["ci95"][0] < 10 < clear["ci95"][1] and clear["cells"] == 4
@@ -333,6 +329,14 @@ def test_a_difference_is_found_and_an_equal_arm_is_not():
     assert compare(TWO, rows_of(-0.1))["comparisons"][0]["verdict"] == "lower"
     equal = compare(TWO, rows_of(0.0))["comparisons"][0]
     assert equal["verdict"] == f"undecided (could be seen: {equal['detectable']:.2f})"
+    comparison = compare(TWO, rows_of(0.0, noise=0.0))["comparisons"][0]
+    assert np.isnan(comparison["detectable"])
+    assert comparison["verdict"] == "undecided (could be seen: unknown)"
+    comparisons = compare(TWO, rows_of(0.04))["comparisons"]
+    assert len(comparisons) == 2
+    for comparison in comparisons:
+        assert 0 < comparison["p"] < 0.1
+        assert comparison["p_adjusted"] == pytest.approx(2 * comparison["p"], abs=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -350,21 +354,7 @@ def test_three_seeds_that_agree_in_sign_alone_decide_nothing(shifts, verdict):
     assert comparison["mean"] == pytest.approx(np.mean(shifts))
 
 
-def test_arms_that_never_differ_have_no_known_power():
-    comparison = compare(TWO, rows_of(0.0, noise=0.0))["comparisons"][0]
-    assert np.isnan(comparison["detectable"])
-    assert comparison["verdict"] == "undecided (could be seen: unknown)"
-
-
-def test_p_values_are_adjusted_for_all_arms_and_metrics():
-    comparisons = compare(TWO, rows_of(0.04))["comparisons"]
-    assert len(comparisons) == 2
-    for comparison in comparisons:
-        assert 0 < comparison["p"] < 0.1
-        assert comparison["p_adjusted"] == pytest.approx(2 * comparison["p"], abs=2e-5)
-
-
-def test_only_equal_seeds_and_equal_questions_are_paired():
+def test_only_equal_seeds_and_equal_questions_are_paired_in_the_rows_of_a_page():
     rows = rows_of(0.1)
     del rows[Cell("tree", 3, 7, 0)]
     assert len(paired_differences(Pair("tree", "chain"), rows)) == 3
@@ -373,6 +363,10 @@ def test_only_equal_seeds_and_equal_questions_are_paired():
         compare(TWO, rows)
     with pytest.raises(UserError, match="no metric 'em': use one of cover_em, f1"):
         paired_differences(Pair("tree", "chain", "em"), rows_of(0.1))
+    result = compare(TWO, rows_of(0.1))
+    text = page(json.loads(json.dumps(result)))
+    assert "| arm | cells | cover-EM | F1 | llm_calls |" in text
+    assert "| F1 | tree over chain | +" in text and text.count("\n| ") == 2 + 1 + 2 + 1 + 1
 
 
 def test_questions_of_different_worlds_are_different_units():
@@ -383,10 +377,3 @@ def test_questions_of_different_worlds_are_different_units():
         (0, 8, 0): np.array([0.5, nan, 0.25]),
     }
     np.testing.assert_array_equal(mean_by_question(differences), [0.5, 0.0, 0.5, 0.25])
-
-
-def test_the_page_has_a_row_per_arm_and_per_comparison():
-    result = compare(TWO, rows_of(0.1))
-    text = page(json.loads(json.dumps(result)))
-    assert "| arm | cells | cover-EM | F1 | llm_calls |" in text
-    assert "| F1 | tree over chain | +" in text and text.count("\n| ") == 2 + 1 + 2 + 1 + 1

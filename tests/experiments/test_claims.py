@@ -1,7 +1,5 @@
 """Claims of the papers: complete, loadable, and decided by pairs of arms and by tests."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -92,7 +90,9 @@ def test_arms_of_a_pair_answer_the_same_questions(tmp_path):
         assert one == other
 
 
-def test_the_single_agent_is_trained_as_the_hierarchy_is(tmp_path):
+def test_the_arms_of_a_single_agent_and_of_a_planner_are_those_of_the_papers(
+    tmp_path,
+):
     arms = CLAIMS[12].arms
     experiment = experiment_of(CLAIMS[12], (0,), 100)
     jobs = {
@@ -107,9 +107,6 @@ def test_the_single_agent_is_trained_as_the_hierarchy_is(tmp_path):
     assert dataclasses.replace(single.optimizer, value_lr=0.0) == hierarchy.optimizer
     assert single.recipe.rollouts == hierarchy.recipe.rollouts
     assert single.run.questions_per_step == hierarchy.run.questions_per_step
-
-
-def test_the_planner_is_compared_with_every_usual_workflow():
     strategies = {arm.strategy for arm in CLAIMS[18].arms.values()} - {""}
     assert strategies == {render_plan(plan) for plan in USUAL_PLANS}
 
@@ -148,17 +145,6 @@ def test_margins_decide_what_is_not_lower_and_what_is_equal(pair, first, expecte
     assert result["verdict"] == expected and result["ci95"][0] < result["ci95"][1]
 
 
-def test_results_of_earlier_calls_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "prove", lambda tests: HOLDS)
-    second, first = (
-        Claim(number, "It follows.", "equation 1", tests=("tests/a.py::test_b",))
-        for number in (2, 1)
-    )
-    for one in (second, first, second):
-        assert [row["number"] for row in reproduce([one], tmp_path, (0,), 0)] == [one.number]
-    assert [row["number"] for row in load_results(tmp_path / "claims.json")] == [1, 2]
-
-
 def test_equal_arms_of_several_claims_are_trained_once(tmp_path):
     again = claim(
         arms={"other name": FIRST, "third": Arm("b.py")}, pairs=(Pair("other name", "third"),)
@@ -186,7 +172,7 @@ def test_experiment_and_tests_decide_together(verdict, proof, both):
     assert weaker(verdict, proof) == both
 
 
-def test_results_are_written_after_each_claim(tmp_path, monkeypatch):
+def test_results_are_written_after_each_claim_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_cells", lambda *_: rows_of(0.6, 0.4))
     monkeypatch.setattr(module, "prove", lambda tests: FAILS)
     proven = Claim(2, "It follows.", "equation 1", tests=("tests/a.py::test_b",))
@@ -196,9 +182,17 @@ def test_results_are_written_after_each_claim(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "new" / "claims.json").read_text()) == results
     page = (tmp_path / "new" / "claims.md").read_text()
     assert "new over old" in page and "no command" in page and "`tests/a.py::test_b`" in page
+    monkeypatch.setattr(module, "prove", lambda tests: HOLDS)
+    second, first = (
+        Claim(number, "It follows.", "equation 1", tests=("tests/a.py::test_b",))
+        for number in (2, 1)
+    )
+    for one in (second, first, second):
+        assert [row["number"] for row in reproduce([one], tmp_path, (0,), 0)] == [one.number]
+    assert [row["number"] for row in load_results(tmp_path / "claims.json")] == [1, 2]
 
 
-def test_a_failing_test_contradicts_a_claim(tmp_path, monkeypatch):
+def test_a_failing_test_contradicts_a_claim_and_one_that_cannot_run_does_not(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text(
         "def test_b(): pass\ndef test_c(): assert False\n"
@@ -208,10 +202,6 @@ def test_a_failing_test_contradicts_a_claim(tmp_path, monkeypatch):
     assert module.prove(["tests/test_a.py::test_b", "tests/test_a.py::test_c"]) == FAILS
     monkeypatch.setattr(module, "CONFIGS", tmp_path / "elsewhere" / "configs")
     assert module.prove(["tests/test_a.py::test_b"]) == OPEN
-
-
-def test_tests_that_cannot_run_contradict_no_claim(tmp_path, monkeypatch):
-    (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("import absent_package\n")
     monkeypatch.setattr(module, "CONFIGS", tmp_path / "configs")
     with pytest.raises(UserError, match="could not run tests/b.py .exit code 4: ERROR: .*b.py"):

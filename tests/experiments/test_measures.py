@@ -1,7 +1,5 @@
 """Measures of cells, from their scores, predictions and training metrics, and statistics."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pathlib
@@ -78,15 +76,12 @@ def test_an_unknown_measure_names_the_known_ones(row, measure, message):
         values_of(row, measure)
 
 
-def test_questions_are_selected_by_hops_and_kind(row):
+def test_a_pair_compares_two_measures_among_questions_of_some_hops_or_kind(row):
     np.testing.assert_array_equal(question_mask(row, "hops=3,4"), [False, True, False, False])
     np.testing.assert_array_equal(question_mask(row, "kind=chain"), [True, False, True, True])
     for wrong, message in (("hops=9", "no test question has hops=9"), ("size=1", "use hops=")):
         with pytest.raises(UserError, match=message):
             question_mask(row, wrong)
-
-
-def test_a_pair_compares_two_measures_among_some_questions(row):
     rows = {Cell("a", 0, 0, 0): row}
     pair = Pair("a", "a", "cover_em", among="kind=chain", second_metric="strategy=Planning")
     (difference,) = paired_differences(pair, rows).values()
@@ -124,15 +119,12 @@ def test_a_detectable_difference_is_found_in_four_of_five_experiments():
     assert np.mean(means > 1.96 * error) == pytest.approx(0.8, abs=0.01)
 
 
-def test_the_sign_flip_test_equals_the_exact_one():
+def test_the_sign_flip_test_equals_the_exact_one_and_is_never_zero():
     """Of all 2^8 signs, counted here, those whose sum is as extreme as the observed one."""
     x_Q = np.array([0.5, 1.0, -0.25, 0.75, 0.1, 0.3, -0.1, 0.6])
     sums = [abs(np.dot(signs, x_Q)) for signs in itertools.product((-1, 1), repeat=8)]
     exact = np.mean(np.array(sums) >= abs(x_Q.sum()) - 1e-9)
     assert sign_flip_test(x_Q) == pytest.approx(exact, abs=0.01)
-
-
-def test_equal_arms_are_never_significant_and_p_is_never_zero():
     assert sign_flip_test(np.zeros(5)) == 1.0
     assert 0 < sign_flip_test(np.ones(200)) < 2e-4
 

@@ -1,7 +1,5 @@
 """Laws of `quickstart --real`, with a random model of two layers in the shape of SmolLM2."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 
@@ -60,6 +58,7 @@ def _small(tmp_path: pathlib.Path) -> tuple[dict, dict]:
 def test_all_stages_run_and_a_finished_run_repeats_none(tmp_path, monkeypatch):
     values, warm = _small(tmp_path)
     out = tmp_path / "run"
+    monkeypatch.setattr(real, "equal_time_steps", lambda _: 2)
     summary = real_quickstart(values, warm, out, questions=4)
     rows = {"direct", "standard_rag", "warm_start", "supervised", "trained"}
     assert set(summary["accuracy"]) == rows
