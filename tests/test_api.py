@@ -26,9 +26,6 @@ def test_the_public_names_are_stable():
     assert set(rag.__all__) == NAMES
     assert all(getattr(rag, name) is not None for name in NAMES)
     assert set(dir(rag)) >= NAMES
-
-
-def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         rag.trian  # noqa: B018
 
@@ -73,13 +70,10 @@ def test_a_run_uses_its_own_reward_and_retriever(tmp_path):
     assert question in rag.ask(run, question).transcript
 
 
-def test_a_reward_that_the_credit_does_not_read_is_refused(tmp_path):
+def test_a_reward_replaces_the_terms_of_the_former_one_or_is_refused(tmp_path):
     config = rag.load_config("configs/tiny/opera.py", {"policy": "tiny"})
     with pytest.raises(rag.UserError, match="roles of this system learn from their own rewards"):
         rag.train(config, tmp_path, reward=lambda question, answer: 1.0)
-
-
-def test_a_reward_replaces_the_terms_of_the_former_one():
     recipe = load_job(rag.load_config("configs/tiny/coda.py", {})).recipe
     assert recipe.reward_terms is not None
     assert api._with_reward(recipe, lambda question, answer: 1.0).reward_terms is None

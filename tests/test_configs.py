@@ -166,7 +166,7 @@ def test_a_tiny_config_documents_its_warm_up():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_path_overrides_only_its_own_key(name):
+def test_a_path_overrides_only_its_own_key_and_a_missing_one_is_named(name):
     values = load(name, given_to(name))
     job = load_job(values)
     assert (job.policy, job.index.encoder) == ("models/policy", "models/encoder")
@@ -174,6 +174,10 @@ def test_a_path_overrides_only_its_own_key(name):
     assert job.data.files == FileData(*files, max_train_per_file=6000 if name == "c3po" else 0)
     pool = "pool.jsonl" if name.startswith("opera") else None
     assert values["recipe"].get("expert_pool") == pool
+    for key in given_to(name):
+        rest = {k: v for k, v in given_to(name).items() if k != key}
+        with pytest.raises(UserError, match=rf"config\.{key} is None.*--config\.{key}=VALUE"):
+            load_job(load(name, rest))
 
 
 @pytest.mark.parametrize(
@@ -192,14 +196,6 @@ def test_the_penalty_for_long_answers_can_fire(name):
     """A word needs at least one token, and the stop token is one too."""
     values = load(name, given_to(name))["recipe"]
     assert values["penalties"]["max_answer_words"] + 1 < values["system"]["generator_max_tokens"]
-
-
-@pytest.mark.parametrize("name", FULL)
-def test_a_missing_path_is_named(name):
-    for key in given_to(name):
-        rest = {k: v for k, v in given_to(name).items() if k != key}
-        with pytest.raises(UserError, match=rf"config\.{key} is None.*--config\.{key}=VALUE"):
-            load_job(load(name, rest))
 
 
 def test_ragrl_pool_needs_no_pool(tmp_path, capsys):

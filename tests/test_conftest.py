@@ -7,18 +7,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 
-def test_there_are_devices_to_build_meshes_from():
-    assert jax.device_count() == 8
-
-
-def test_dtypes_do_not_promote_silently():
+def test_dtypes_and_ranks_do_not_promote_silently_on_eight_devices():
     with pytest.raises(ValueError, match="strict"):
         jnp.ones(3, jnp.float32) + jnp.ones(3, jnp.int32)
-
-
-def test_ranks_do_not_promote_silently():
     with pytest.raises(ValueError, match="rank_promotion"):
         jnp.ones(3) + jnp.ones((2, 3))
+    assert jax.device_count() == 8
 
 
 def test_arrays_do_not_move_between_devices_silently():

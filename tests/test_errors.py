@@ -1,7 +1,5 @@
 """Secrets and control characters of other programs are not in errors, configs or the terminal."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """Files of a run, an index or a model that are damaged give one line with a remedy."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -62,7 +60,10 @@ def test_a_damaged_object_names_its_file(tmp_path, damage):
 
 
 @EACH
-def test_damaged_lines_of_a_run_are_left_out(tmp_path, damage):
+def test_damaged_lines_of_a_run_and_stored_passages_are_left_out(tmp_path, damage):
+    store.write_passages([Passage("1", "t", "x")], tmp_path, ["s"], tmp_path)
+    (tmp_path / store.FILE).write_bytes(DAMAGED[damage])
+    assert store.open_passages(tmp_path, ["s"]) is None
     file = tmp_path / "metrics.jsonl"
     for step in (1, 2):
         append_row(file, {"step": step})
@@ -88,14 +89,6 @@ def test_a_damaged_record_names_its_line(tmp_path, damage):
     with pytest.raises(UserError) as error:
         load_questions(file)
     assert one_line(error, file)
-
-
-@EACH
-def test_damaged_stored_passages_are_read_again(tmp_path, damage):
-    store.write_passages([Passage("1", "t", "x")], tmp_path, ["s"], tmp_path)
-    assert store.open_passages(tmp_path, ["s"]) is not None
-    (tmp_path / store.FILE).write_bytes(DAMAGED[damage])
-    assert store.open_passages(tmp_path, ["s"]) is None
 
 
 def test_a_damaged_archive_of_counts_names_its_file(tmp_path):
@@ -124,21 +117,6 @@ def test_a_long_cell_is_no_column(tmp_path):
     file.write_text("x" * 200_000 + "\ttext\n1\t2\n")
     with pytest.raises(UserError, match="table.tsv"):
         detect(file, "passages")
-
-
-def test_damaged_pages_of_parquet_are_reported(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    file = tmp_path / "x.parquet"
-    texts = [f"{i}" * 50 for i in range(2000)]
-    rows = pyarrow.table({"question": texts, "answer": texts})
-    pyarrow.parquet.write_table(rows, file)
-    data = bytearray(file.read_bytes())
-    data[4:400] = bytes(396)
-    file.write_bytes(data)
-    with pytest.raises(UserError, match="damaged parquet file"):
-        load_questions(file)
 
 
 RAW = {"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}

@@ -1,7 +1,5 @@
 """The scripts of launch/, with stubs for the programs that they call."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re
@@ -50,14 +48,6 @@ def test_a_slurm_job_is_requeued_after_a_crash(tmp_path, code, restarts, queued)
     assert calls[1:] == (["scontrol requeue 7"] if queued else [])
 
 
-def test_the_quickstart_script_passes_its_arguments(tmp_path):
-    shutil.copytree(LAUNCH, tmp_path / "launch")
-    script(tmp_path / "launch" / "ragrl.sh", 'printf "%s|" "$@"')
-    start = tmp_path / "launch" / "quickstart.sh"
-    told = subprocess.run([start, "--seed", "1", "--workdir", "a b"], capture_output=True)
-    assert told.stdout == b"quickstart|--seed|1|--workdir|a b|"
-
-
 def resolved(
     folder: pathlib.Path, wanted: str, driver: str = "", gpus: str = ""
 ) -> tuple[str, str]:
@@ -89,11 +79,13 @@ def test_gpus_get_a_cuda_version_that_they_support(tmp_path, wanted, driver, gpu
     assert resolved(tmp_path, wanted, driver, gpus) == (lock, "")
 
 
-def test_an_old_driver_falls_back_to_the_cpu(tmp_path):
+def test_an_old_driver_falls_back_to_the_cpu_and_an_unknown_device_is_refused(tmp_path):
     device, said = resolved(tmp_path, "auto", "470.82.01", "8.0")
     assert device == "cpu" and "525 or newer" in said
     device, said = resolved(tmp_path, "cuda", "470.82.01", "8.0")
     assert device == "" and said.startswith("error: NVIDIA driver 470.82.01 is too old")
+    assert resolved(tmp_path, "cuda12") == ("cuda12", "")
+    assert resolved(tmp_path, "gpu")[1].startswith("error: unknown device 'gpu'")
 
 
 FIND = 'if [[ "$*" == *"python find 3.12" ]]; then echo "$NEW_PYTHON"; exit; fi'
@@ -123,11 +115,6 @@ def test_a_python_of_uv_is_used_if_the_others_are_too_old(tmp_path, name, line):
         assert "python3 (Python 3.10.12)" in ran.stderr and "uv python install 3.12" in ran.stderr
 
 
-def test_an_unknown_device_is_refused(tmp_path):
-    assert resolved(tmp_path, "cuda12") == ("cuda12", "")
-    assert resolved(tmp_path, "gpu")[1].startswith("error: unknown device 'gpu'")
-
-
 @pytest.mark.parametrize(
     "device, platforms", [("cpu", "cpu"), ("cuda", "cuda,cpu"), ("cuda12", "cuda,cpu")]
 )
@@ -145,23 +132,21 @@ def test_jax_uses_the_device_of_the_installation(tmp_path, device, platforms):
 
 
 @pytest.mark.parametrize("name", ["ragrl.sh", "quickstart.sh"])
-def test_relative_paths_refer_to_the_folder_of_the_caller(tmp_path, name):
+def test_arguments_are_passed_and_paths_refer_to_the_folder_of_the_caller(tmp_path, name):
     checkout, folder = tmp_path / "check out", tmp_path / "my data"
     shutil.copytree(LAUNCH, checkout / "launch")
     venv = tmp_path / "venv"
     folder.mkdir()
     venv.mkdir()
-    script(venv / "bin" / "ragrl", 'echo "$PWD"; echo "$*"')
+    script(venv / "bin" / "ragrl", 'echo "$PWD"; printf "%s|" "$@"')
     with (checkout / "launch" / "install.sh").open("a") as file:
         file.write("install_lock() { pwd >&2; }\n")  # installs nothing
-    command = [f"../check out/launch/{name}", "--device", "cpu", "x.py"]
+    command = [f"../check out/launch/{name}", "--device", "cpu", "a b.py"]
     environ = os.environ | {"RAGRL_VENV": str(venv)}
     ran = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     assert ran.stderr.splitlines()[0] == str(checkout)  # the locks are in the checkout
-    assert ran.stdout.splitlines() == [
-        str(folder),
-        "x.py" if name == "ragrl.sh" else "quickstart x.py",
-    ]
+    words = "a b.py|" if name == "ragrl.sh" else "quickstart|a b.py|"
+    assert ran.stdout.splitlines() == [str(folder), words]
 
 
 def test_a_job_of_hugging_face_trains_with_its_variables_and_arguments(monkeypatch):

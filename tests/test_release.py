@@ -1,7 +1,5 @@
 """Statements of a release: one version everywhere, pinned installations, an image without root."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 
@@ -18,37 +16,26 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_the_citation_has_the_version_of_the_package():
+def test_citation_and_changelog_have_the_version_of_the_package():
+    """Before its release a version is the section of unreleased changes."""
     version = re.search(r"^version: (\S+)$", text_of("CITATION.cff"), re.MULTILINE)
     assert version is not None and version[1] == jax_ragrl.__version__
-
-
-def test_the_changelog_knows_the_version():
-    """Before its release a version is the section of unreleased changes."""
     headings = re.findall(r"^## \[(.+?)\]", text_of("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == "Unreleased" or headings[0] == jax_ragrl.__version__
 
 
-def test_the_image_does_not_run_as_root():
+def test_the_image_does_not_run_as_root_and_its_base_is_pinned_by_digest():
+    """A tag can be moved to another image, a digest cannot."""
     users = re.findall(r"^USER (\S+)$", text_of("launch/Dockerfile"), re.MULTILINE)
     assert users and users[-1] not in ("root", "0")
+    bases = re.findall(r"^FROM (\S+)", text_of("launch/Dockerfile"), re.MULTILINE)
+    assert bases and all(re.fullmatch(r"[\w./:-]+@sha256:[0-9a-f]{64}", base) for base in bases)
 
 
 def test_the_image_has_no_file_that_git_ignores():
     lines = text_of("launch/Dockerfile.dockerignore").splitlines()
     excluded = {line.removeprefix("**/") for line in lines}
     assert set(text_of(".gitignore").splitlines()) <= excluded
-
-
-def test_the_base_of_the_image_is_pinned_by_digest():
-    """A tag can be moved to another image, a digest cannot."""
-    bases = re.findall(r"^FROM (\S+)", text_of("launch/Dockerfile"), re.MULTILINE)
-    assert bases and all(re.fullmatch(r"[\w./:-]+@sha256:[0-9a-f]{64}", base) for base in bases)
-
-
-def test_the_sbom_is_made_from_a_lock_that_exists():
-    lock = re.search(r"cyclonedx-py requirements (\S+)", text_of(".github/workflows/release.yml"))
-    assert lock is not None and (ROOT / lock[1]).is_file()
 
 
 def test_a_shipped_config_loads_from_any_folder(tmp_path, monkeypatch):
@@ -99,9 +86,11 @@ def test_every_package_of_a_lock_has_a_hash(name):
     assert packages and all("--hash=sha256:" in package for package in packages)
 
 
-def test_the_checks_use_the_models_that_users_install():
+def test_the_checks_use_the_models_that_users_install_and_the_sbom_a_lock_that_exists():
     pins = [re.findall(r"^\S+==\S+", text_of(f"requirements/{x}.lock"), re.M) for x in NAMES]
     assert pins[0] and set(pins[0]) <= set(pins[1])
+    lock = re.search(r"cyclonedx-py requirements (\S+)", text_of(".github/workflows/release.yml"))
+    assert lock is not None and (ROOT / lock[1]).is_file()
 
 
 NAMES = ("real", "references")

@@ -1,7 +1,5 @@
 """The command line: a user error is one line and exit code 2; options, help, dispatch."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import json
@@ -19,8 +17,10 @@ from flax import nnx
 from jax_ragrl.cli import data, inference
 from jax_ragrl.cli.main import HOLDERS, TITLES, _parser, load_config, main
 from jax_ragrl.config.shipped_configs import config_path
+from jax_ragrl.config.snapshot import load_saved_config, save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.run.load import load_job
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.training import loop
 from tests.tiny import policy, tokenizer
@@ -85,8 +85,6 @@ def test_a_constant_learning_rate_permits_a_longer_run(tmp_path):
 
 
 def test_a_run_resumes_with_another_server_address(tmp_path):
-    from jax_ragrl.config.snapshot import load_saved_config, save_config
-
     file, here = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
     there = here | {"base_url": "http://b/v1"}
     save_config(file, {"llm": here, "judge": here, "seed": 0})
@@ -140,15 +138,14 @@ def test_a_bucket_address_is_not_a_folder(args, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "gs:").exists()
 
 
-def test_an_empty_path_is_not_the_current_folder(tmp_path, capsys, monkeypatch):
+def test_an_empty_path_is_no_folder_and_one_without_write_access_is_named(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert "empty" in error_line(capsys, "data", "world", "--out", "")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_path_without_write_access_is_named(tmp_path, capsys):
     file = tmp_path / "file"
-    file.write_text("")
+    file.touch()
     assert str(file) in error_line(capsys, "data", "world", "--out", str(file / "below"))
 
 
@@ -207,9 +204,6 @@ def test_a_number_below_the_least_is_refused(command, capsys):
 
 
 def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
-    from jax_ragrl.cli.main import load_config
-    from jax_ragrl.run.load import load_job
-
     bounds = (("kl/mean", -1.0, 1.0),)
     url = {"index.kind": "remote", "index.url": "http://localhost:8000"}
     overrides = url | {"guard.bounds": bounds, "objective.entropy_coefficient": 0.1, "run.steps": 3}
@@ -236,13 +230,6 @@ def test_an_unreadable_config_is_named(option, message, tmp_path, capsys):
     assert message in error_line(capsys, "train", option, f"--workdir={tmp_path}")
 
 
-@pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup tiny", "config plan"])
-def test_the_help_explains_config_options(command, capsys):
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    assert "--config=FILE" in capsys.readouterr().out.split("options:")[1]
-
-
 @pytest.mark.parametrize(
     "file, category, origin",
     [
@@ -259,19 +246,17 @@ def test_a_warning_is_one_line_without_a_position_in_the_code(file, category, or
 
 
 def test_without_a_command_the_map_of_commands_is_printed(capsys):
+    for holder in HOLDERS:
+        assert main([holder]) == 0
+        text = capsys.readouterr().out
+        names = _parser()[1][holder]
+        assert all(re.search(rf"^    {name}\b", text, re.MULTILINE) for name in names)
     assert main([]) == 0
     text = capsys.readouterr().out
     names = re.findall(r"^  (\w+)  ", text, re.MULTILINE)
     commands = ["quickstart", "data", "warmup", "train", "evaluate", "serve"]
     assert [name for name in names if name in commands] == commands and len(names) <= 13
     assert all(f"\n{title}:\n" in text for title, _ in TITLES)
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_a_command_of_commands_prints_them(holder, capsys):
-    assert main([holder]) == 0
-    text = capsys.readouterr().out
-    assert all(re.search(rf"^    {name}\b", text, re.MULTILINE) for name in _parser()[1][holder])
 
 
 def test_an_unknown_option_names_the_help_of_its_command(capsys):
@@ -302,6 +287,7 @@ def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):
 
 
 COMMANDS = [f"{h} {x}".strip() for h, words in _parser()[1].items() for x in words]
+CONFIGURED = ("train", "ask", "serve", "warmup tiny", "config plan")
 
 
 def test_each_option_has_a_help_text_with_its_default_once(capsys):
@@ -309,7 +295,11 @@ def test_each_option_has_a_help_text_with_its_default_once(capsys):
         options = help_of(capsys, *command.split()).partition("options:")[2]
         lines = re.split(r"\n  (?=\S)", options)[1:]
         assert lines and all(re.search(r"\s{2,}\S", line) for line in lines), (command, lines)
+        assert "--config=FILE" in options or command not in CONFIGURED
         assert all(len(re.findall("default", line)) <= 1 for line in lines), (command, lines)
+        assert "(default: None)" not in options and "(default: False)" not in options
+    text = " ".join(help_of(capsys, "evaluate").split())
+    assert "questions per set, a random sample; 0 = all (default: 0)" in text
 
 
 def help_of(capsys, *args: str) -> str:
@@ -337,12 +327,6 @@ def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
     assert "the shipped policy answers from the synthetic corpus" in capsys.readouterr().err
     assert main(["ask", "Who?", f"--config={CONFIG}"]) == 2
     assert capsys.readouterr().err == "ragrl: stop\n"
-
-
-def test_help_shows_defaults_except_those_that_are_not_set(capsys):
-    text = " ".join(help_of(capsys, "evaluate").split())
-    assert "questions per set, a random sample; 0 = all (default: 0)" in text
-    assert "(default: None)" not in text and "(default: False)" not in text
 
 
 def test_a_command_line_without_work_does_not_import_jax():

@@ -1,7 +1,5 @@
 """One process at a time writes the results of a command."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import subprocess

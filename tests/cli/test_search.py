@@ -1,7 +1,5 @@
 """`ragrl data search` prints the hits of the retriever that its options name."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -118,14 +118,11 @@ def test_the_last_override_of_a_list_counts():
     assert tuple(load_config(file, arguments)["packing"]["row_lengths"]) == (256,)
 
 
-def test_an_unknown_key_of_a_section_with_kinds_shows_the_keys_of_all_kinds():
+def test_a_section_and_an_unknown_key_of_it_show_the_other_kinds():
     with pytest.raises(UserError, match="url: valid keys are model.*of kind openai: base_url"):
         convert(run_config.LLM, {"kind": "local", "url": "http://host"}, "config.llm")
     (text,) = problems(run_config.LLM, {"kind": "local", "url": "http://host"}, "config.llm")
     assert "of kind openai: base_url" in text
-
-
-def test_a_section_shows_its_other_kinds():
     keys = {key.name: key for key in config_keys(run_config.Job, {"index": {"kind": "bm25"}})}
     assert "'scann' or 'exact' or 'bm25' or 'remote'" in keys["index.kind"].type
     assert "--config.index.kind=KIND" in keys["index.kind"].meaning and "index.k1" in keys

@@ -40,10 +40,14 @@ def test_the_kind_selects_the_dataclass():
         ({"kind": "openai"}, r"missing config key config\.llm\.model: set it with --config\.llm"),
         ({"kind": "local", "modle": "m"}, r"config\.llm\.modle: did you mean model"),
         ({"kind": "local", "dtype": "int8"}, r"llm\.dtype is 'int8': use one of float32, bfloat16"),
+        (
+            {"kind": "openai", "model": "m", "base_url": "localhost:8000/v1"},
+            "without http:// or https://: .*http://localhost:8000/v1",
+        ),
         (3, r"config\.llm is 3: it must be a section of keys"),
     ],
 )
-def test_a_key_that_the_kind_does_not_read_is_refused(values, message):
+def test_a_key_that_the_kind_cannot_read_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         convert(LLM, values, "config.llm")
 
@@ -66,12 +70,6 @@ def test_another_kind_drops_the_keys_of_the_file():
     rest = [text for text in FULL if "encoder" not in text]
     job = load_job(load_config(CONFIGS / "c3po.py", [*rest, *server]))
     assert job.index == RemoteIndex("http://h:1")
-
-
-def test_an_address_of_a_language_model_has_a_scheme():
-    values = {"kind": "openai", "model": "m", "base_url": "localhost:8000/v1"}
-    with pytest.raises(UserError, match="without http:// or https://: .*http://localhost:8000/v1"):
-        convert(LLM, values, "config.llm")
 
 
 def test_the_kind_of_a_saved_config_can_be_overridden():

@@ -1,7 +1,5 @@
 """Records of published sets in their official form, and a writer of files of records."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -91,7 +91,7 @@ def test_sentences_begin_where_a_reader_says(text, sentences):
     assert parts == sentences
 
 
-def test_a_chunk_keeps_the_title_and_names_its_place():
+def test_a_chunk_keeps_the_title_and_names_its_place_and_a_short_passage_stays():
     text = "One two. Three four. Five six."
     chunks = list(divide(Passage("a#page=2", "My title", text), Chunks(7, 2), WORDS))
     assert [(c.id, c.title, c.text) for c in chunks] == [
@@ -102,6 +102,9 @@ def test_a_chunk_keeps_the_title_and_names_its_place():
         start, end = map(int, chunk.id.partition("char=")[2].split(","))
         assert text[start:end] == chunk.text and WORDS.size(chunk) <= 7
         assert chunk.names == {chunk.id, "My title", "a#page=2"}
+    passage = Passage("a", "T", "  one two \n")
+    assert list(divide(passage, Chunks(3, 0), WORDS)) == [passage]
+    assert passage.names == {"a", "T"}
 
 
 @pytest.mark.parametrize(
@@ -117,12 +120,6 @@ def test_a_chunk_keeps_the_title_and_names_its_place():
 def test_gold_may_name_the_file_of_a_passage(key, file):
     names = Passage(key, "T", "text").names
     assert file in names and names - {key, "T", file, key.partition("&")[0]} == set()
-
-
-def test_a_short_passage_stays_as_it_is():
-    passage = Passage("a", "T", "  one two \n")
-    assert list(divide(passage, Chunks(3, 0), WORDS)) == [passage]
-    assert passage.names == {"a", "T"}
 
 
 def test_units_that_a_model_adds_count():

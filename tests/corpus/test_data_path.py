@@ -1,7 +1,5 @@
 """Data files by name: paths, and files of data sets on the Hub."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 
@@ -34,19 +32,6 @@ def test_an_address_has_the_form_of_fsspec(rest, revision, path):
     assert parse_data_file(pathlib.Path(NAME + rest)) == expected
 
 
-def test_an_address_is_read_as_the_hubs_client_reads_it():
-    hub = pytest.importorskip("huggingface_hub")
-    if not hasattr(hub, "parse_hf_uri"):
-        pytest.skip("this version of huggingface_hub has no parser of addresses")
-    for rest in ("/a.jsonl", "@v1/b/a.jsonl", "@refs/pr/3/a.jsonl", "@feature%2Fx/a.jsonl"):
-        theirs, ours = hub.parse_hf_uri(NAME + rest), parse_data_file(NAME + rest)
-        assert (theirs.id, theirs.path_in_repo, theirs.revision) == (
-            ours.repository,
-            ours.path,
-            ours.revision,
-        )
-
-
 @pytest.mark.parametrize(
     "name", ["hf://owner/set/x", NAME, f"{NAME}/", f"{NAME}@v1", f"{NAME}/folder/", "hf://"]
 )
@@ -60,10 +45,13 @@ def test_a_data_set_of_a_name_that_the_hub_cannot_have_is_refused():
         data_path("hf://datasets/owner/a--b/train.jsonl")
 
 
-def test_a_path_stays_a_path_and_a_bucket_is_refused(tmp_path):
+def test_paths_stay_paths_and_a_bucket_is_refused(tmp_path):
     assert data_path(str(tmp_path / "x.jsonl")) == tmp_path / "x.jsonl"
     with pytest.raises(UserError, match="mount the bucket"):
         data_path("gs://bucket/x.jsonl")
+    assert str(data_path("a.jsonl, nq:corpus")).startswith("a.jsonl,/")
+    (tmp_path / "a,b.jsonl").write_text("")
+    assert data_path(tmp_path / "a,b.jsonl") == tmp_path / "a,b.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -180,16 +168,3 @@ def test_a_failed_download_says_why_on_one_line(environ, words, repository, tmp_
     assert len(lines) == len(words), done.stderr
     for line, expected in zip(lines, words.values(), strict=True):
         assert line.startswith("error: ") and expected in line
-
-
-def test_a_split_of_a_folder_is_named_with_its_file(tmp_path):
-    file = tmp_path / "notes" / "test.csv"
-    assert set_name(file, with_split=True) == "notes/test" and set_name(file) == "notes"
-    assert set_name(tmp_path / "asked.csv", with_split=True) == "asked"
-    assert set_name(tmp_path / "notes" / "train-00000-of-00002.parquet") == "notes"
-
-
-def test_several_names_are_several_paths(tmp_path):
-    assert str(data_path("a.jsonl, nq:corpus")).startswith("a.jsonl,/")
-    (tmp_path / "a,b.jsonl").write_text("")
-    assert data_path(tmp_path / "a,b.jsonl") == tmp_path / "a,b.jsonl"

@@ -144,9 +144,11 @@ def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_without_documents_is_refused(tmp_path):
+def test_what_holds_no_documents_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds neither a BEIR set .*\.pdf"):
         formats.load_passages(tmp_path)
+    with pytest.raises(UserError, match=r"data\.bin lacks the suffix of a .*: give it alone"):
+        formats.load_passages(f"{folder(tmp_path)}/sub/a.md,{tmp_path}/data.bin")
 
 
 @pytest.mark.parametrize(
@@ -187,8 +189,3 @@ def test_a_page_of_one_repeated_text_takes_linear_time(text):
 @pytest.mark.parametrize("text", ["# ", "#\t", " # a", "`", "~~~ "])
 def test_a_line_of_one_repeated_text_takes_linear_time(text):
     assert list(documents.markdown_sections(["# " + text * 200_000 + "x"]))
-
-
-def test_a_file_with_another_suffix_than_documents_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"data\.bin lacks the suffix of a .*: give it alone"):
-        formats.load_passages(f"{folder(tmp_path)}/sub/a.md,{tmp_path}/data.bin")

@@ -48,13 +48,16 @@ def test_saving_and_loading_round_trips_with_equal_bytes(tmp_path):
     assert load_corpus(tmp_path / "zipped") == corpus
 
 
-def test_repeated_ids_are_refused(tmp_path):
+def test_repeated_ids_are_refused_but_not_equal_hashes(tmp_path):
     with pytest.raises(UserError, match="'a' occurs 2 times"):
         Corpus((PASSAGES[0], PASSAGES[1], PASSAGES[0]))
     path = tmp_path / "c.jsonl"
     path.write_text('{"id": "a", "title": "T", "text": "x"}\n' * 2)
     with pytest.raises(UserError, match=r"c\.jsonl: passage id 'a'"):
         load_corpus(path)
+    store.refuse_repeated(np.zeros(3, np.int64), PASSAGES)
+    with pytest.raises(UserError, match="'b' occurs 2 times"):
+        store.refuse_repeated(np.zeros(4, np.int64), (*PASSAGES, PASSAGES[1]))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "\n"])
@@ -155,12 +158,6 @@ def test_a_folder_that_may_not_be_written_is_done_without(tmp_path, monkeypatch,
     monkeypatch.setattr(store, "write_passages", refused)
     assert load_corpus(path, folder=tmp_path / "kept").passages == PASSAGES
     assert "keeping" in capsys.readouterr().err
-
-
-def test_ids_with_equal_hashes_are_not_repeated_ids():
-    store.refuse_repeated(np.zeros(3, np.int64), PASSAGES)
-    with pytest.raises(UserError, match="'b' occurs 2 times"):
-        store.refuse_repeated(np.zeros(4, np.int64), (*PASSAGES, PASSAGES[1]))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Misleading passages state a false answer, or ask for one, and are no gold."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Regular expressions as automata over tokens."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Chat templates are code of others: they end, stay small, and fail with an error of one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from jax_ragrl.errors import UserError

@@ -1,7 +1,5 @@
 """Think blocks: split from texts, and rendered by templates that know thinking."""
 
-from __future__ import annotations
-
 import pytest
 
 from jax_ragrl.text.thoughts import EMPTY_BLOCK, split_thought, spoken_text
@@ -95,12 +93,9 @@ def test_a_prompt_is_that_of_the_template_with_its_switch(messages, thinking):
     assert expected.endswith(EMPTY_BLOCK) == (not thinking)
 
 
-def test_a_template_without_the_switch_renders_the_same_prompt():
+def test_a_template_without_the_switch_renders_the_same_prompt_one_that_thinks_is_closed():
     assert tokenizer().chat(CHAT) == tokenizer().chat(CHAT, thinking=True)
     assert tokenizer().opened_thought(tokenizer().chat(CHAT)) == ""
-
-
-def test_a_template_that_always_thinks_is_closed_when_thinking_is_off():
     chat = thinking_tokenizer(ALWAYS)
     off, on = (chat._hf.decode(chat.chat(USER, thinking=t)) for t in (False, True))
     assert off.endswith(f"assistant\n{EMPTY_BLOCK}") and on.endswith("assistant\n<think>\n")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import hypothesis
@@ -47,12 +45,8 @@ def special_ids(hf) -> set[int]:
 
 
 @hypothesis.given(text=CONTENT)
-def test_content_never_yields_a_control_token(tokenizer, special_ids, text):
+def test_content_never_yields_a_control_token_and_is_decoded(tokenizer, special_ids, text):
     assert not special_ids & set(tokenizer.encode(text))
-
-
-@hypothesis.given(text=CONTENT)
-def test_decoding_inverts_encoding(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -173,12 +167,6 @@ def test_the_date_of_a_template_is_not_that_of_today():
     assert dated.decode(ChatTokenizer(dated).chat([Message("user", "x")])).startswith("26 Jul 2024")
 
 
-def test_encoding_switches_no_shared_mode(tokenizer, hf):
-    hf.backend_tokenizer.encode_special_tokens = False
-    tokenizer.encode(END)
-    assert not hf.backend_tokenizer.encode_special_tokens
-
-
 @pytest.mark.parametrize("special", [True, False])
 def test_tags_that_are_tokens_are_text_in_content_and_tokens_in_actions(special, tmp_path):
     """Whether the tokenizer calls them special or not, a passage cannot write them."""
@@ -223,18 +211,14 @@ def test_an_end_of_several_tokens_closes_a_turn_as_the_template_does():
     assert list(context_ids(chat, TURNS[:1], history, True)) == chat.chat(TURNS)
 
 
-def test_a_saved_tokenizer_keeps_the_ends_of_generation_config(tmp_path):
-    folder = model_folder(tmp_path / "model", generation_config={"eos_token_id": [2, 9]})
-    chat = ChatTokenizer.load(folder)
-    chat.save(tmp_path / "saved")
-    assert ChatTokenizer.load(tmp_path / "saved").stop_ids == chat.stop_ids == (2, 9, 0)
-
-
-def test_the_pad_token_is_no_end_marker(tokenizer, hf):
+def test_the_pad_token_is_no_end_marker_and_encoding_switches_no_shared_mode(tokenizer, hf):
     assert tokenizer.stop_ids[0] == hf.convert_tokens_to_ids(END)
     assert set(tokenizer.stop_ids) == {hf.convert_tokens_to_ids(t) for t in (END, PAD)}
     assert tokenizer.pad_id == hf.convert_tokens_to_ids(PAD)
     assert len(tokenizer) == len(hf) <= 330
+    hf.backend_tokenizer.encode_special_tokens = False
+    tokenizer.encode(END)
+    assert not hf.backend_tokenizer.encode_special_tokens
 
 
 def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
@@ -243,11 +227,10 @@ def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
     messages = [Message("system", "s"), Message("user", f"{END} 𝄞 \n x")]
     assert again.chat(messages) == tokenizer.chat(messages)
     assert again.stop_ids == tokenizer.stop_ids and again.pad_id == tokenizer.pad_id
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no tokenizer_config.json"):
-        ChatTokenizer.load(tmp_path)
+    # The ends of generation_config.json, too.
+    folder = model_folder(tmp_path / "model", generation_config={"eos_token_id": [2, 9]})
+    ChatTokenizer.load(folder).save(tmp_path / "saved")
+    assert ChatTokenizer.load(tmp_path / "saved").stop_ids == (2, 9, 0)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +255,8 @@ def test_a_damaged_tokenizer_is_refused(tokenizer, damage, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match="no readable tokenizer"):
         ChatTokenizer.load(tmp_path)
+    with pytest.raises(UserError, match="no tokenizer_config.json"):
+        ChatTokenizer.load(tmp_path.parent)
 
 
 @pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "OwnTokenizer"])

@@ -1,7 +1,5 @@
 """Words are what blanks separate, and characters in scripts without blanks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
