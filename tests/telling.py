@@ -30,7 +30,7 @@ from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 from tests.tiny import split_policy, tokenizer
 
-MESHES = ((4, 1, 1), (1, 4, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))
+MESHES = ((4, 1, 1), (1, 4, 1), (1, 2, 2))  # replicated, divided, and the tensor axis, too
 
 
 def fail(number: int) -> int:

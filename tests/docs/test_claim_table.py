@@ -1,7 +1,5 @@
 """The tables of results: claims, seeds, and questions that no choice of a schedule has seen."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re
@@ -92,7 +90,6 @@ def test_the_readme_counts_the_decided_claims():
 
 
 def interval(*arguments, shared):
-    """The mean and the interval of a summary."""
     mean, _, rest = results.summary(*arguments, shared=shared)[0].partition(" [")
     return float(mean), *(float(x) for x in rest.strip("]").split(", "))
 

@@ -1,7 +1,5 @@
 """Laws of the tables of the credit grid."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pathlib

@@ -3,8 +3,6 @@
 The flags of its commands, its states and messages are those of the Google Cloud SDK 528.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
