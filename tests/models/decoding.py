@@ -32,7 +32,6 @@ def _call(graphdef, state, *args):
 
 
 def call(module: nnx.Module, *args):
-    """Returns `module(*args)`, compiled."""
     return _call(*nnx.split(module), *args)
 
 

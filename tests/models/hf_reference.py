@@ -82,16 +82,6 @@ def padded_batch(length: int, vocab: int = 96) -> tuple[np.ndarray, np.ndarray]:
     return np.where(mask_BL, ids_BL, 0).astype(np.int32), mask_BL
 
 
-def ragged_batch(lengths: tuple[int, ...], vocab: int = 96) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids and mask: each length padded on the right, then each padded on the left."""
-    size = max(lengths)
-    slots = np.arange(size)
-    right = np.stack([slots < n for n in lengths])
-    mask_BL = np.concatenate([right, right[:, ::-1]])
-    ids_BL = np.random.default_rng(size).integers(1, vocab, mask_BL.shape, np.int32)
-    return np.where(mask_BL, ids_BL, 0).astype(np.int32), mask_BL
-
-
 def positions_of(mask_BL: np.ndarray) -> np.ndarray:
     return np.maximum(np.cumsum(mask_BL, axis=1) - 1, 0).astype(np.int32)
 
@@ -141,7 +131,6 @@ def save(model, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def quiet():
-    """Switches off Transformers' progress bars."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

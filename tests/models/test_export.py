@@ -22,7 +22,6 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def with_changed_adapter(fresh: Decoder) -> Decoder:
-    """Returns the decoder with a nonzero adapter."""
     arrays = {name: jax.device_get(x) + 0.1 for name, x in adapter_arrays(fresh).items()}
     layout = {name: x.sharding for name, x in adapter_arrays(fresh).items()}
     return with_adapter(fresh, jax.device_put(arrays, layout), fresh.adapter_scale)

@@ -6,7 +6,6 @@ import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 from jax_ragrl.models.decoder import causal_mask
@@ -16,11 +15,6 @@ from jax_ragrl.models.hf import load_decoder
 GOLDEN = Path(__file__).parent / "golden"
 IDS_BL = np.arange(12, dtype=np.int32).reshape(2, 6)
 POSITIONS_BL = np.tile(np.arange(6, dtype=np.int32), (2, 1))
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return load_decoder(GOLDEN / "llama3")
 
 
 def test_a_value_is_the_inner_product_with_the_hidden_state_in_full_precision():
@@ -34,14 +28,7 @@ def test_a_value_is_the_inner_product_with_the_hidden_state_in_full_precision():
     assert "precision = [HIGHEST, HIGHEST]" in lowered.as_text()
 
 
-def test_an_untrained_critic_predicts_zero(policy):
-    critic = Critic(policy)
-    mask = causal_mask(np.ones_like(IDS_BL))
-    hidden, _ = decoding.call(critic.trunk, IDS_BL, POSITIONS_BL, mask)
-    np.testing.assert_array_equal(critic.head(hidden), np.zeros((2, 6)))
-
-
-def test_a_critic_has_no_language_model_head():
+def test_a_critic_predicts_zero_at_first_and_has_no_language_model_head():
     """A critic saves the weights and the moments of an untied head, a tenth of a model."""
     policy = load_decoder(GOLDEN / "qwen2")
     critic = Critic(policy)
@@ -52,4 +39,5 @@ def test_a_critic_has_no_language_model_head():
     expected, _ = decoding.call(policy, IDS_BL, POSITIONS_BL, mask)
     actual, _ = decoding.call(critic.trunk, IDS_BL, POSITIONS_BL, mask)
     np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(critic.head(actual), np.zeros((2, 6)))
     assert policy.lm_head is not None

@@ -64,6 +64,9 @@ def test_a_model_is_downloaded_once_and_only_the_files_it_needs(repository, tmp_
         again = resolve(NAME, tmp_path / "home", server.url)
         assert again.stdout == done.stdout and again.stderr == ""
         assert server.requests == []
+        (folder / "tokenizer_config.json").unlink()  # as if another tool had left it out
+        resolve(NAME, tmp_path / "home", server.url)
+        assert (folder / "tokenizer_config.json").is_file()
     weights = (folder / "model.safetensors").read_bytes()
     assert weights == (GOLDEN / "model.safetensors").read_bytes()
     offline = resolve(NAME, tmp_path / "home", server.url, HF_HUB_OFFLINE="1")
@@ -80,16 +83,6 @@ def test_a_config_is_read_without_weights_which_follow_when_they_are_needed(repo
         done = resolve(f"{NAME}@{COMMIT}", tmp_path / "home", server.url)
         assert pathlib.Path(done.stdout.strip()) == folder
         assert (folder / "model.safetensors").is_file()
-
-
-@pytest.mark.slow
-def test_a_tokenizer_that_another_tool_did_not_download_is_added(repository, tmp_path):
-    with serving({NAME: repository}) as server:
-        done = resolve(NAME, tmp_path / "home", server.url)
-        folder = pathlib.Path(done.stdout.strip())
-        (folder / "tokenizer_config.json").unlink()
-        resolve(NAME, tmp_path / "home", server.url)
-    assert (folder / "tokenizer_config.json").is_file()
 
 
 PART = """

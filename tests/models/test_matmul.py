@@ -25,7 +25,6 @@ def arrays(inputs: int, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def products(inputs: int):
-    """Returns a function that returns the product and both gradients."""
 
     def run(x, kernel, grad):
         y, pull = jax.vjp(lambda x, kernel: matmul(x, kernel, inputs), x, kernel)

@@ -1,8 +1,6 @@
 """Attention of decoded rows: both implementations equal dense attention over both parts."""
 
 import dataclasses
-import importlib.util
-import re
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,6 @@ from jax_ragrl.models.prefix_attention import (
     uses_decode_kernel,
 )
 from jax_ragrl.runtime.sharding import make_mesh, replicate
-from jax_ragrl.runtime.topology import describe_devices
 
 CONFIG = DecoderConfig(64, 64, 64, 1, 4, 2, 16, dtype="bfloat16")
 
@@ -166,16 +163,3 @@ def test_a_decoder_takes_the_kernel_for_visible_keys(monkeypatch):
     monkeypatch.setattr(module, "_attend", lambda *x: calls.append(1) or attend(*x))
     np.testing.assert_allclose(hidden(), by_xla, atol=0.03)
     assert len(calls) == 2 * CONFIG.num_layers
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_a_gpu_does_not_concatenate_the_keys_of_both_parts(width):
-    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        pytest.skip("a CUDA plugin describes GPUs; the lock for tests has none")
-    prefix, own = 512, 128
-    arrays = decode_args(width, jnp.bfloat16, prefix=prefix, own=own, head_dim=64)
-    on_gpu = jax.sharding.SingleDeviceSharding(describe_devices("h100:1")[0])
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_gpu), arrays)
-    hlo = jax.jit(prefix_attention).lower(*shapes).compile().as_text()
-    assert re.search(rf"bf16\[[0-9,]*\b{prefix}\b", hlo)
-    assert not re.search(rf"bf16\[[0-9,]*\b{prefix + own}\b", hlo)

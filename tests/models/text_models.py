@@ -91,7 +91,6 @@ def write_sentence_files(folder, pooling, *, dense=False, normalise=True, prompt
 
 
 def write_dense(folder: Path) -> None:
-    """Writes a dense layer from 32 to 12."""
     import safetensors.torch
     import torch
 
