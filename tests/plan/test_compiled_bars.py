@@ -3,8 +3,6 @@
 They need libtpu and JAX's CUDA plugin, which compile without a device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator

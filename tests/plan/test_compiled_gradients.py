@@ -3,8 +3,6 @@
 They need libtpu, which compiles without a device. Layers are equal, so that two stand for all.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

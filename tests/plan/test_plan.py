@@ -1,10 +1,7 @@
 """Planned memory equals the memory of real arrays, plus that of compiled programs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-import importlib.util
 import json
 import math
 import pathlib
@@ -216,14 +213,11 @@ def test_the_counted_copies_are_those_of_a_rollout(mesh, compute, lora):
 
 def test_a_base_that_is_named_twice_is_counted_once():
     run = dataclasses.replace(RUN, learners=("a", "b"), lora=LORA, policy="tiny")
-    mesh = make_mesh(RUN.mesh, jax.devices())
     default, named = (
         policies_of(dataclasses.replace(run, policies=own), config_named("tiny"))[0]
         for own in ((), (("b", "tiny"),))
     )
     assert named == default
-    one, other = (state_bytes(x, RUN.objective, RUN.optimizer, mesh) for x in (default, named))
-    assert one == other
 
 
 def test_an_architecture_is_that_of_a_folder_or_a_published_model(model_folders, monkeypatch):
@@ -318,14 +312,6 @@ def test_a_described_chip_is_one_device(monkeypatch, name, options):
 
     monkeypatch.setattr(topologies, "get_topology_desc", describe)
     assert describe_devices(name) == [] and calls == [((name, "tpu"), options)]
-
-
-def test_programs_are_compiled_for_described_gpus():
-    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        pytest.skip("describing GPUs needs a CUDA plugin, which the lock for tests lacks")
-    result = plan(RUN, SMALL, describe_devices("h100:8"))
-    assert result["device"] == "h100" and result["devices"] == 8 and result["fits"]
-    assert result["update"]["temporary_bytes"] > 0 < result["sampling"]["temporary_bytes"]
 
 
 def test_the_memory_of_a_gpu_is_the_share_of_jax(monkeypatch):

@@ -1,7 +1,5 @@
 """Simulated steps, fitted configs and the text of a plan; nothing is compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Laws of predictions on disk and of the explorer that shows them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -79,7 +77,6 @@ def test_texts_of_models_cannot_end_the_data_or_run_as_script():
 
 
 def write_rows(*files: pathlib.Path) -> None:
-    """Writes predictions to files, whose folders are created."""
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows()))
@@ -140,19 +137,15 @@ def test_a_page_has_every_stored_tree_and_the_sentence_of_each_fault():
     assert data["faults"] == {"Invalid Format": C3PO.FAULTS["Invalid Format"]}
 
 
-def test_a_run_without_an_evaluation_has_an_explorer_of_its_trees(tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
-    (tmp_path / "trees.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tree_rows()))
-    assert main(["report", str(tmp_path)]) == 0
-    assert "explorer.html" in capsys.readouterr().out
-    assert '"question":"Who?"' in (tmp_path / "explorer.html").read_text()
-
-
-def test_a_report_says_that_a_trained_run_has_lost_its_metrics(tmp_path, capsys):
+def test_a_run_without_an_evaluation_has_an_explorer_of_its_trees_and_lost_metrics_are_named(
+    tmp_path, capsys
+):
     (tmp_path / "trees.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tree_rows()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a table has no metrics, and no checkpoints
         assert main(["report", str(tmp_path)]) == 0
+    assert "explorer.html" in capsys.readouterr().out
+    assert '"question":"Who?"' in (tmp_path / "explorer.html").read_text()
     (tmp_path / "checkpoints").mkdir()
     with pytest.warns(UserWarning, match="metrics.jsonl is missing, so that there is no report"):
         assert main(["report", str(tmp_path)]) == 0

@@ -1,7 +1,5 @@
 """The report: headline numbers, inert text, no external resources, damaged files."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 import pathlib
@@ -207,7 +205,7 @@ def test_a_page_shows_what_a_run_has(tmp_path, run, words):
     assert [word for word in words if word not in text] == []
 
 
-def test_parts_of_a_step_are_not_added_to_it(tmp_path):
+def test_times_of_a_step_have_titles_and_its_parts_are_not_added_to_it(tmp_path):
     names = {"step": 40, "train": 10, "rollout": 30, "wait_rollout": 30, "wait_device": 20}
     row = {"step": 1} | {f"time/{name}_s": float(x) for name, x in names.items()}
     run = load_run(write_run(tmp_path, rows=[row]))
@@ -218,9 +216,6 @@ def test_parts_of_a_step_are_not_added_to_it(tmp_path):
         ("The step waited for its rollouts", "75 %"),
         ("Rollouts waited for the devices", "50 %"),
     ]
-
-
-def test_every_time_of_a_step_has_a_title():
     names = {metric.name for metric in METRICS if metric.name.startswith("time/")}
     assert names == set(TIMES)
 
@@ -354,12 +349,9 @@ def test_a_truncated_last_line_is_ignored(tmp_path):
     assert read(tmp_path).text == text
 
 
-def test_a_repeated_step_counts_once():
+def test_a_curve_has_one_finite_value_per_step():
     rows = by_step([{"step": 0, "x": 1.0}, {"step": 1, "x": 2.0}, {"step": 1, "x": 3.0}])
     assert curve(rows, "x") == ((0.0, 1.0), (1.0, 3.0))
-
-
-def test_curves_have_finite_values_only():
     values = (1.0, float("nan"), None, "2", True, float("inf"), 7)
     rows = by_step([{"step": i, "x": x} for i, x in enumerate(values)])
     assert curve(rows, "x") == ((0.0, 6.0), (1.0, 7.0))

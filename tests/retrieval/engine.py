@@ -1,7 +1,5 @@
 """Search servers behind a socket: an engine of the web, and a retriever."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator

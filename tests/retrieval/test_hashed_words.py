@@ -32,7 +32,7 @@ def test_vectors_are_the_same_on_every_machine(fitted):
     ]
 
 
-def test_passages_have_length_one_and_unknown_words_count_nothing(fitted):
+def test_passages_have_length_one_and_unknown_words_case_and_order_count_nothing(fitted):
     vectors = fitted.encode_passages(PASSAGES)
     assert vectors.dtype == np.float32 and vectors.shape == (3, 256)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-6)
@@ -41,9 +41,6 @@ def test_passages_have_length_one_and_unknown_words_count_nothing(fitted):
     np.testing.assert_array_equal(fitted.encode_queries(["zebra", ""]), np.zeros((2, 256)))
     everywhere = HashedEncoder.fit(PASSAGES[:2]).encode_queries(["is a"])
     assert not everywhere.any(), "a word of every passage weighs nothing"
-
-
-def test_case_and_order_of_words_change_nothing(fitted):
     left, right = fitted.encode_queries(["Conifer TREE, physicist", "physicist tree conifer"])
     np.testing.assert_allclose(left, right, atol=1e-7)
 

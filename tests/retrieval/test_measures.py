@@ -1,7 +1,5 @@
 """Measures of rankings equal values computed by hand, and definitions of trec_eval."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -28,7 +26,7 @@ def ranked(*names: str) -> list[Passage]:
     return [Passage(name, f"title of {name}", "") for name in names]
 
 
-def test_ndcg_equals_a_hand_computed_value():
+def test_ndcg_and_reciprocal_rank_equal_values_computed_by_hand():
     """Gold at ranks 2 and 5 of three gold passages: the example of pytrec_eval's documentation
     has this form, binary gains over log2(1 + rank)."""
     passages = ranked("x", "a", "y", "z", "b", "c")
@@ -38,9 +36,6 @@ def test_ndcg_equals_a_hand_computed_value():
     assert ndcg_at(("a", "b", "c"), passages, 1) == 0.0
     # The ideal ranking has only k places.
     assert ndcg_at(("a", "b", "c"), ranked("a", "b"), 2) == pytest.approx(1.0)
-
-
-def test_the_reciprocal_rank_is_that_of_the_first_gold_passage():
     passages = ranked("x", "y", "a", "b")
     assert reciprocal_rank(("b", "a"), passages, 10) == pytest.approx(1 / 3)
     assert reciprocal_rank(("b", "a"), passages, 2) == 0.0

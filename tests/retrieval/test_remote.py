@@ -1,7 +1,5 @@
 """A retriever behind HTTP finds what the one behind it finds, or says what came instead."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -9,7 +7,6 @@ import json
 import pathlib
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,21 +117,6 @@ def test_a_key_that_no_header_may_contain_is_refused_before_any_search(key, monk
     monkeypatch.setenv("RAGRL_RETRIEVER_KEY", key)
     with pytest.raises(UserError, match="RAGRL_RETRIEVER_KEY .* copy the key again"):
         RemoteRetriever("http://localhost:1")
-
-
-def test_a_timeout_is_a_failure():
-    done = threading.Event()
-
-    def reply(body: dict[str, Any]) -> tuple[int, Any]:
-        done.wait(3)  # soon enough for any time but the one that is given
-        return documents(body)
-
-    with answering(reply) as (address, seen):
-        remote = RemoteRetriever(address, retries=1, timeout=0.2, pause=0.01)
-        (error,) = remote.search(["a"], 1)
-        done.set()
-    assert isinstance(error, EffectError) and re.search("failed 2 times.*Timeout", str(error))
-    assert len(seen) == 2
 
 
 def is_found(results: list[Any]) -> list[bool]:

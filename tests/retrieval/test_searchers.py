@@ -40,6 +40,8 @@ def test_searchers_find_what_the_reference_finds(make, queries, k):
     expected, order = reference(QUERIES[:queries], VECTORS, k)
     assert scores.dtype == np.float32 and index.dtype == np.int32
     np.testing.assert_allclose(scores, expected, atol=3e-6)
+    steps = scores.astype(np.float64) * exact.GRID
+    np.testing.assert_array_equal(steps, np.round(steps))
     # Only scores that differ by less than float32's error may change places.
     swapped = index != order
     gathered = np.take_along_axis(QUERIES[:queries] @ VECTORS.T, index, 1)
@@ -52,13 +54,6 @@ def test_equal_passages_come_in_their_order(make):
     repeated = np.concatenate([VECTORS[:40]] * 5)
     _, index = make(repeated).search(QUERIES[:20], 25)
     assert (np.diff(index.reshape(20, 5, 5), axis=2) == 40).all()
-
-
-@pytest.mark.parametrize("make", SEARCHERS)
-def test_scores_are_multiples_of_the_grid(make):
-    scores, _ = make(VECTORS).search(QUERIES, 10)
-    steps = scores.astype(np.float64) * exact.GRID
-    np.testing.assert_array_equal(steps, np.round(steps))
 
 
 def test_rounded_scores_ignore_the_last_bits():
@@ -91,7 +86,7 @@ def test_vectors_in_whole_blocks_are_never_copied():
     assert len(exact.pad_to_blocks(VECTORS)) % exact.BLOCK == 0
 
 
-def test_missing_scann_hits_come_last():
+def test_missing_scann_hits_come_last_and_a_missing_searcher_is_named(tmp_path):
     class Short:
         def search_batched_parallel(self, queries, **limits):
             del queries, limits
@@ -101,18 +96,16 @@ def test_missing_scann_hits_come_last():
     scores, index = ScannSearcher(Short(), 4).search(QUERIES[:1], 4)
     np.testing.assert_array_equal(scores, np.array([[0.75, 0.5, -np.inf, -np.inf]], np.float32))
     np.testing.assert_array_equal(index[0, :2], [3, 7])
+    with pytest.raises(UserError, match="ragrl data index"):
+        ScannSearcher.open(tmp_path / "scann", tmp_path / "vectors", scann.BRUTE_FORCE)
 
 
 @pytest.mark.parametrize("make", SEARCHERS)
-def test_a_longer_search_extends_a_shorter_one(make):
+def test_a_longer_search_extends_a_shorter_one_and_permuted_queries_permute_the_results(make):
     searcher = make(VECTORS)
     _, longest = searcher.search(QUERIES[:9], 300)
     for k in (1, 5, 64, 65, 200):
         np.testing.assert_array_equal(searcher.search(QUERIES[:9], k)[1], longest[:, :k])
-
-
-@pytest.mark.parametrize("make", SEARCHERS)
-def test_permuting_the_queries_permutes_the_results(make):
     searcher, order = make(VECTORS), np.random.default_rng(2).permutation(60)
     scores, index = searcher.search(QUERIES[:60], 10)
     permuted_scores, permuted_index = searcher.search(QUERIES[order], 10)
@@ -245,8 +238,3 @@ def test_pages_of_an_approximate_search_agree(hashed):
     _, longest = searcher.search(vectors[:20], 64)
     for k in (1, 10, 63):
         np.testing.assert_array_equal(searcher.search(vectors[:20], k)[1], longest[:, :k])
-
-
-def test_a_missing_searcher_is_named(tmp_path):
-    with pytest.raises(UserError, match="ragrl data index"):
-        ScannSearcher.open(tmp_path / "scann", tmp_path / "vectors", scann.BRUTE_FORCE)

@@ -1,7 +1,5 @@
 """A snippet shows where a passage matches, and never sends a control character to a terminal."""
 
-from __future__ import annotations
-
 import unicodedata
 
 from hypothesis import given
@@ -11,16 +9,15 @@ from jax_ragrl.retrieval.snippets import BOLD, PLAIN, clean, lines, query_words,
 from jax_ragrl.types import Hits, Passage
 
 
-def test_words_of_the_query_are_marked_whatever_their_case():
+def test_words_of_the_query_are_marked_in_any_case_and_script_common_ones_alone():
     text = "The film Silent Harbor was DIRECTED by Adela Brandt."
     expected = "The film **Silent** Harbor was **DIRECTED** by Adela Brandt."
     assert snippet(text, "who directed a silent film?".replace("film", "")) == expected
     assert BOLD.start + "Silent" + BOLD.end in snippet(text, "silent", BOLD)
-
-
-def test_common_words_are_marked_only_if_there_are_no_others():
     assert snippet("who is it", "who is Ann") == "who is it"
     assert query_words("To be") == {"to", "be"}
+    assert snippet("乌尔姆位于多瑙河畔。", "多瑙河") == "乌尔姆位于**多瑙河**畔。"
+    assert snippet("กรุงเทพมหานคร", "กรุง") == "**กรุง**เทพมหานคร"
 
 
 def test_a_long_text_is_cut_to_the_part_with_the_most_words_of_the_query():
@@ -47,8 +44,3 @@ def test_a_snippet_without_marks_is_a_part_of_the_text(text):
 
 def test_escape_sequences_and_reversed_text_are_removed():
     assert clean("a\x1b]0;title\x07b\u202ec\n\nd") == "a]0;titlebc d"
-
-
-def test_characters_of_a_script_without_blanks_are_marked_together():
-    assert snippet("乌尔姆位于多瑙河畔。", "多瑙河") == "乌尔姆位于**多瑙河**畔。"
-    assert snippet("กรุงเทพมหานคร", "กรุง") == "**กรุง**เทพมหานคร"

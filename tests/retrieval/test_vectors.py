@@ -84,12 +84,7 @@ def test_a_header_that_cannot_be_true_is_refused(tmp_path, content, why):
         open_vectors(tmp_path / "x.index")
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match="absent cannot be opened"):
-        open_vectors(tmp_path / "absent")
-
-
-def test_a_file_of_numpy_that_holds_no_vectors_is_refused(tmp_path):
+def test_a_file_of_numpy_without_vectors_and_a_missing_file_are_refused(tmp_path):
     path = tmp_path / "x.npy"
     for array in (np.ones((2, 3), np.int64), np.ones(6, np.float32)):
         np.save(path, array)
@@ -102,6 +97,8 @@ def test_a_file_of_numpy_that_holds_no_vectors_is_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match="x.npy is damaged"):
             open_vectors(path)
+    with pytest.raises(UserError, match="absent cannot be opened"):
+        open_vectors(tmp_path / "absent")
 
 
 def test_raw_vectors_of_another_corpus_are_refused(tmp_path):

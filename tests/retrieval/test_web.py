@@ -1,7 +1,5 @@
 """A search engine of the web as the retriever: hits are pages, asked for once, failures no hits."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re
@@ -217,10 +215,3 @@ def test_a_query_that_no_request_can_hold_fails_alone(query: str):
     with engine(pages) as (address, _):
         good, bad = WebRetriever("searxng", address).search(["good", query], 1)
     assert good.passages and isinstance(bad, EffectError) and "invalid request" in str(bad)
-
-
-def test_an_engine_that_has_moved_says_where_to():
-    moved = Response("", 301, headers={"Location": "https://elsewhere/search"})
-    with engine(lambda asked: moved) as (address, _):
-        (failure,) = WebRetriever("searxng", address).search(["a"], 1)
-    assert re.search("status 301.*it has moved to https://elsewhere/search", str(failure))

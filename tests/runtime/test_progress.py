@@ -77,16 +77,12 @@ def test_every_command_breaks_its_silence(capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_output_of_any_kind_is_no_silence(capsys):
+def test_output_of_any_kind_is_no_silence_and_a_server_that_is_ready_may_be_silent(capsys):
     with progress.heartbeat("train"):
         for i in range(12):
             print("step", i, file=(sys.stdout, sys.stderr)[i % 2])
             time.sleep(0.1)
     assert [line for line in lines_of(capsys) if "so far" in line] == []
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_server_that_is_ready_may_be_silent(capsys):
     with progress.heartbeat("serve"):
         progress.fall_silent()
         with progress.progress("sample", "prompt", 3):

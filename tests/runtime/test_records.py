@@ -192,11 +192,15 @@ def test_a_malformed_message_is_one_clear_error(values):
         records.loads(entries(*values))
 
 
-def test_a_field_of_another_type_is_refused():
+def test_a_field_of_another_type_and_a_value_that_contains_itself_are_refused():
     with pytest.raises(UserError, match=r"'text' of jax_ragrl.types.Passage holds a int"):
         records.loads(entries("a", 1, [PASSAGE_NAME, 0, 0, 1]))
     with pytest.raises(UserError, match="'queries' of .*Own holds a list.* annotate"):
         again(dataclasses.replace(OWN, queries=["b"]))
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(UserError, match="contains itself"):
+        records.dumps(value)
 
 
 @settings(max_examples=200, deadline=None)
@@ -226,13 +230,6 @@ FOREST = records.dumps(play(Tape(improvise), expander=PAPER))
 )
 def test_what_is_no_data_is_refused_when_it_is_written(value):
     with pytest.raises(UserError, match="resumed runs cannot read: use built-in types"):
-        records.dumps(value)
-
-
-def test_a_value_that_contains_itself_is_refused():
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(UserError, match="contains itself"):
         records.dumps(value)
 
 

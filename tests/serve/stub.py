@@ -1,7 +1,5 @@
 """A retriever without an index, and servers of it that other threads run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,18 +1,15 @@
 """Who may ask a server: keys, names of hosts, types of content."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.testclient import TestClient
 
-from jax_ragrl.cli.main import _parse, main
-from jax_ragrl.cli.serving import serving_settings
+from jax_ragrl.cli.main import main
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.serve.access import Settings, check_access, read_keys
 from jax_ragrl.serve.search import application
 from jax_ragrl.types import Hits
-from tests.serve.stub import Echo, hostile, serving
+from tests.serve.stub import Echo, serving
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -95,32 +92,14 @@ def test_the_client_of_a_retriever_sends_its_key(monkeypatch):
         assert isinstance(hits, Hits)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
-def test_this_machine_alone_needs_no_key(host):
-    check_access(Settings(host))
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "", "no.such.host.invalid"])
-def test_other_machines_need_a_key_unless_it_is_refused(host):
+def test_other_machines_alone_need_a_key_unless_it_is_refused(host):
     with pytest.raises(UserError, match="--no-api-key"):
         check_access(Settings(host))
     check_access(Settings(host, keys=(KEY,)))
     check_access(Settings(host, is_open=True))
-
-
-def test_the_server_of_a_benchmark_ignores_the_key_of_the_environment(monkeypatch):
-    class Command(Exception):  # noqa: N818 - in place of a server
-        pass
-
-    def start(command, **_):
-        raise Command(command)
-
-    monkeypatch.setenv("RAGRL_API_KEY", KEY)
-    monkeypatch.setattr("subprocess.Popen", start)
-    with pytest.raises(Command) as call, hostile._started():
-        pass
-    _, _, _, *arguments = call.value.args[0]
-    assert serving_settings(_parse(arguments))[1].keys == ()
+    for own in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
+        check_access(Settings(own))
 
 
 def test_keys_come_from_a_file_or_the_environment(tmp_path):

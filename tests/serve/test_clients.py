@@ -1,18 +1,14 @@
 """A server without a proxy: bad, large, leaving and late requests harm no other, nor its end."""
 
-from __future__ import annotations
-
 import gc
 import pathlib
 import resource
-import sys
 import threading
 import time
 
 import httpx2
 import pytest
 
-from jax_ragrl.errors import UserError
 from jax_ragrl.serve import http
 from jax_ragrl.serve.access import Settings
 from jax_ragrl.serve.bodies import MAX_BYTES
@@ -98,17 +94,6 @@ def test_a_client_that_leaves_costs_no_search_and_no_line(caplog):
     assert "left" not in echo.queries and not caplog.records
 
 
-def test_a_server_that_ends_answers_complete_requests_and_refuses_others_at_its_deadline():
-    echo = Echo(seconds=0.5)
-    with serving(echo, Settings(drain=1)) as (port, server):
-        good = connect(port, search("q"))
-        wait_until(lambda: "q" in echo.queries)
-        hanging, half = connect(port, request(b"{", 9)), connect(port, b"POST /")
-        time.sleep(0.2)
-        server.should_exit = True
-        assert (status(half), status(good), status(hanging)) == (0, 200, 503)
-
-
 def test_a_server_ends_at_its_deadline_though_a_batch_hangs(monkeypatch, caplog):
     monkeypatch.setattr(http, "GRACE", 0.1)
     opened = threading.Event()
@@ -135,18 +120,3 @@ def test_good_clients_are_answered_beside_a_few_hostile_ones(caplog):
     assert result["rss_peak_bytes_ratio"] > 0.5 and result["server_s_per_reply_ratio"] > 0
     assert {"leaving: left", "huge: 413"} <= result["hostile"].keys()
     assert "Traceback" not in caplog.text
-
-
-def test_the_command_loads_a_server_that_runs(monkeypatch, capsys):
-    calls = []
-    monkeypatch.setattr(hostile, "bench_serve", lambda *call: calls.append(call) or {"p50_s": 1.5})
-    monkeypatch.setenv("RAGRL_API_KEY", "k" * 16)
-    options = ["--url", "http://localhost:1", "--retriever", "--half-open", "9", "--seconds", "2.5"]
-    monkeypatch.setattr(sys, "argv", ["hostile.py", *options])
-    hostile.main()
-    ((work, target),) = calls
-    assert (work.half_open, work.seconds, work.clients) == (9, 2.5, 16)
-    assert target == hostile.Target("http://localhost:1", "/retrieve", "k" * 16)
-    assert capsys.readouterr().out == '{"p50_s": 1.5}\n'
-    with pytest.raises(UserError, match="at least one client"):
-        hostile.ServeWork(clients=0)

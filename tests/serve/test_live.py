@@ -1,14 +1,11 @@
 """A served report follows its run, and pages load nothing from elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
 import json
 import pathlib
 import re
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -19,10 +16,8 @@ from jax_ragrl.cli.main import main
 from jax_ragrl.serve.live import application
 from jax_ragrl.serve.page import page
 from tests.listening import listening
+from tests.report.test_explorer import CHROMIUM
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
 ATTACK = "</script><img src=x onerror=alert(1)>"
 
 
@@ -129,7 +124,7 @@ def test_a_browser_shows_a_step_that_was_logged_after_it_opened_the_page(run):
     assert "step 777<" in done.stdout and re.search(r'id="live"[^>]*>live, ', done.stdout)
 
 
-def test_the_policy_allows_the_page_and_nothing_else():
+def test_the_page_of_questions_allows_its_own_parts_alone_and_sets_no_html():
     reply = asyncio.run(page(None))
     policy, text = reply.headers["content-security-policy"], reply.body.decode()
     assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
@@ -137,9 +132,6 @@ def test_the_policy_allows_the_page_and_nothing_else():
         (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
-
-
-def test_the_page_has_no_external_resources_and_sets_no_html():
     text = asyncio.run(page(None)).body.decode()
     assert not re.findall(r"https?:|//[a-z]|@import|<img|<iframe", text.replace("// ", ""))
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)

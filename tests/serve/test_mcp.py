@@ -1,7 +1,5 @@
 """The tools for agents, called by the real client of the Model Context Protocol."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

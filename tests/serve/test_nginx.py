@@ -1,7 +1,5 @@
 """nginx with launch/nginx.conf keeps hostile clients away from a server and changes no reply."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -158,9 +156,7 @@ def test_events_arrive_before_the_next_is_sent(tmp_path):
 def test_keys_are_checked_and_metrics_are_not_public(tmp_path):
     with serving(Echo(), Settings(keys=(KEY,))) as (port, _), nginx(tmp_path, port) as front:
         with client(front) as http:
-            refused = http.post("/retrieve", json={"queries": ["q"]})
-            assert refused.status_code == 401 and "API key" in refused.json()["error"]["message"]
-            assert http.get("/health").json().keys() == {"ready"}
+            assert http.post("/retrieve", json={"queries": ["q"]}).status_code == 401
             http.headers["X-API-Key"] = KEY
             assert http.post("/retrieve", json={"queries": ["q"]}).status_code == 200
             for path in ("/metrics", "//metrics", "/%6detrics", "/x/../metrics", "/metrics/"):

@@ -1,7 +1,5 @@
 """A retriever behind HTTP: its hits in any batch, its limits and its metrics."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import threading
@@ -100,6 +98,8 @@ def test_limits_and_failures_have_a_status_and_a_reason(fields, status, message)
     with client(Slow(opened=True), limits=Limits(2, 2)) as http:
         reply = http.post("/retrieve", json=fields)
         assert reply.status_code == status and message in reply.json()["error"]["message"]
+    with pytest.raises(UserError, match="k=0"):
+        application(Slow(opened=True), top_k=0)
 
 
 @pytest.mark.parametrize("queries", ["a bad b", "bad bad a b", "bad"])
@@ -110,19 +110,6 @@ def test_a_search_that_fails_costs_no_other_query_its_hits(queries):
     assert [isinstance(x, EffectError) for x in outcomes] == [text == "bad" for text in texts]
     ids = [x.passages[0].id for x in outcomes if isinstance(x, Hits)]
     assert ids == [f"{text}0" for text in texts if text != "bad"]
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"limits": Limits(4, 4, 0.0)}, "a deadline of 0 seconds"),
-        ({"limits": Limits(4, 3)}, "at least a batch"),
-        ({"top_k": 0}, "k=0"),
-    ],
-)
-def test_limits_that_allow_no_request_are_refused(limits, message):
-    with pytest.raises(UserError, match=message):
-        application(Slow(opened=True), **limits)
 
 
 def test_the_command_serves_the_index_of_a_folder(tmp_path: pathlib.Path, monkeypatch):

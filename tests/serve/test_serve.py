@@ -1,7 +1,5 @@
 """The HTTP server: the same answers as in an evaluation, in any batch."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib
@@ -34,7 +32,7 @@ from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Question
 from tests.listening import listening
 from tests.rollout.tape import Tape, improvise, passage, system
-from tests.serve.stub import accepts, wait_until
+from tests.serve.stub import accepts, connect, request, status, wait_until
 
 REPO = pathlib.Path(__file__).parents[2]
 TEXTS = [f"Where was {name} born?" for name in ("Ann", "Bob", "Cid", "Dan", "Eve", "Fay")]
@@ -327,15 +325,15 @@ def test_a_terminated_server_answers_its_queue(tmp_path):
             assert re.fullmatch(r"ragrl: tape is ready after [\d.]+ s\n", server.stdout.readline())
             replies = [pool.submit(ask, http, text) for text in TEXTS[:3]]
             wait_for_queue(http, 2)
-            hanging = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
-            hanging.sendall(b"POST /answer HTTP/1.1\r\nHost: localhost\r\n")
-            hanging.sendall(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+            port = int(address.rpartition(":")[2])
+            hanging = connect(port, request(b"{", length=9, path="/answer"))
+            half = connect(port, b"POST /")
             time.sleep(0.2)
             server.send_signal(signal.SIGTERM)
-            wait_until(lambda: not accepts(int(address.rpartition(":")[2])))
+            wait_until(lambda: not accepts(port))
             go.touch()
             assert [reply.result() for reply in replies] == [["Ulm"]] * 3
-            assert hanging.recv(99).startswith(b"HTTP/1.1 503"), "at the deadline"
+            assert (status(half), status(hanging)) == (0, 503), "at the deadline"
         assert server.wait(60) == 0 and "Traceback" not in server.stderr.read()
 
 
@@ -345,8 +343,6 @@ def test_a_port_in_use_is_a_user_error(capsys, monkeypatch):
         served = ServedSystem("tape", "a stub", StandardRAG(), Tape({}).environment(), "q")
         with pytest.raises(UserError, match="give another --port"):
             app.serve(served, settings=Settings(port=listener.getsockname()[1]))
-    with pytest.raises(UserError, match="at least a batch"):
-        app.application(served, Limits(4, 3))
 
 
 def test_a_missing_extra_is_named_with_its_installation(monkeypatch, capsys):
@@ -361,33 +357,21 @@ def test_a_missing_extra_is_named_with_its_installation(monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_tiny_policy_gives_equal_answers_over_http(monkeypatch):
     questions, calls = generate(0, 40).questions["test"][:12], []
+    texts = [question.text for question in questions]
 
     def serve(served: ServedSystem, limits: Limits, settings: Settings) -> None:
         expected = evaluate(served.system, questions, served.environment).answers
-        with listening(application(served, limits)) as address:
-            calls.append(
-                (expected, *answers_at(address, [question.text for question in questions]))
-            )
+        with (
+            listening(application(served, limits)) as address,
+            httpx2.Client(base_url=address, timeout=120) as http,
+            ThreadPoolExecutor(12) as pool,
+        ):
+            wait_until_ready(http)
+            apart = [reply[0] for reply in pool.map(lambda text: ask(http, text), texts)]
+            calls.append((expected, ask(http, *texts), apart))
 
     monkeypatch.setattr(app, "serve", serve)
     overrides = ("data.world.size=40", "index.kind=exact")
     assert main(["serve", *(f"--config.{setting}" for setting in overrides)]) == 0
-    ((expected, together, apart, chat_answers),) = calls
+    ((expected, together, apart),) = calls
     assert tuple(together) == expected == tuple(apart) and len(set(expected)) > 3
-    assert chat_answers == [answer or "" for answer in expected]
-
-
-def answers_at(address: str, texts: list[str]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Answers to one request, to concurrent single requests, and to chat requests."""
-    ai = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=120)
-
-    def chat(text: str) -> str | None:
-        user = {"role": "user", "content": text}
-        completion = ai.chat.completions.create(model="c3po", messages=[user])
-        return completion.choices[0].message.content
-
-    with httpx2.Client(base_url=address, timeout=120) as http, ThreadPoolExecutor(12) as pool:
-        wait_until_ready(http)
-        together = ask(http, *texts)
-        apart = [reply[0] for reply in pool.map(lambda text: ask(http, text), texts)]
-        return together, apart, list(pool.map(chat, texts))
