@@ -1,13 +1,11 @@
-"""A small OpenAI-compatible server in a thread, for tests; `python -m tests.llm.server` runs it."""
-
-from __future__ import annotations
+"""A small OpenAI-compatible server in a thread, for tests."""
 
 import contextlib
-import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from tests.faults import answering, whole
 
 Reply = Callable[[Mapping[str, Any]], str | int | bytes]
 
@@ -18,7 +16,7 @@ def echo(body: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def serving(reply: Reply = echo, port: int = 0) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+def serving(reply: Reply = echo) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """The address to give as `base_url`, and the requests so far.
 
     `reply` maps a request to the text of its answer, to an HTTP status that refuses it, or to bytes
@@ -26,33 +24,18 @@ def serving(reply: Reply = echo, port: int = 0) -> Iterator[tuple[str, list[Mapp
     """
     seen: list[Mapping[str, Any]] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append(body)
-            said = reply(body)
-            status, value = said, {"error": {"message": "refused"}}
-            if isinstance(said, str):
-                status, value = 200, completion(body, said)
-            elif isinstance(said, bytes):
-                status = 200
-            data = said if isinstance(said, bytes) else json.dumps(value).encode()
-            self.send_response(int(status))
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(number: int, data: bytes) -> list[bytes | float]:
+        body = json.loads(data)
+        seen.append(body)
+        said, status = reply(body), "200 OK"
+        if isinstance(said, int):
+            status, said = f"{said} X", b'{"error": {"message": "refused"}}'
+        elif isinstance(said, str):
+            said = json.dumps(completion(body, said)).encode()
+        return [whole(said, status, "Content-Type: application/json")]
 
-        def log_message(self, format: str, *args: Any) -> None:
-            del format, args
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", seen
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(answer) as (address, _):
+        yield f"{address}/v1", seen
 
 
 def completion(body: Mapping[str, Any], text: str) -> Mapping[str, Any]:
@@ -62,9 +45,3 @@ def completion(body: Mapping[str, Any], text: str) -> Mapping[str, Any]:
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     head = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
     return {**head, "choices": [choice], "usage": usage}
-
-
-if __name__ == "__main__":
-    with serving(port=8765) as (address, _):
-        print(address, flush=True)
-        threading.Event().wait()

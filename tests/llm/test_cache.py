@@ -1,7 +1,5 @@
 """Nothing is paid twice, and nothing that is wrong is stored."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import sqlite3
@@ -91,13 +89,10 @@ def test_a_judge_is_paid_once_too(tmp_path):
     assert [path.name for path in tmp_path.glob("*.sqlite")] == [FILE]
 
 
-def test_a_folder_that_cannot_be_written_has_no_cache(tmp_path):
+def test_without_a_folder_there_is_no_cache_and_a_damaged_file_is_named(tmp_path):
     cache = ReplyCache(tmp_path / "absent" / FILE)
     cache.put(b"key", "reply", {})
     assert cache.get(b"key") is None and not [*tmp_path.iterdir()]
-
-
-def test_a_damaged_file_is_named_with_a_remedy(tmp_path):
     (tmp_path / FILE).write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match=r"llm_cache.sqlite.*delete the file"):
         ReplyCache(tmp_path / FILE).get(b"key")

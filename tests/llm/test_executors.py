@@ -1,7 +1,5 @@
 """The world's reader as MAO-ARAG's executors."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

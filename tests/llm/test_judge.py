@@ -1,7 +1,5 @@
 """The verdicts of a judge: read as a whole, asked for again, and never guessed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

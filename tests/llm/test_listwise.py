@@ -1,7 +1,5 @@
 """A listwise reranker follows the order in a reply, whatever surrounds it."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

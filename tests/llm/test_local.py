@@ -49,12 +49,7 @@ def test_equal_greedy_requests_need_one_sample(monkeypatch):
 
 def test_a_limit_of_replies_is_below_that_of_requests():
     config = LocalLLMConfig("tiny", max_tokens=3)
-    llm = load_llm(config, None, "", Shapes((64,), (2,), max_new_tokens=8))
+    llm = load_llm(config, None, "", Shapes((64,), (2,), max_new_tokens=8, kept_contexts=256))
+    assert llm._shapes.kept_contexts == 0  # its prompts continue no conversation
     (reply,) = llm.complete([asked("who directed the film", limit=8)])
     assert reply.completion_tokens <= 3
-
-
-def test_a_frozen_model_keeps_no_contexts():
-    """Its prompts continue no conversation."""
-    shapes = Shapes((64,), (2,), max_new_tokens=8, kept_contexts=256)
-    assert load_llm(LocalLLMConfig("tiny"), None, "", shapes)._shapes.kept_contexts == 0

@@ -1,7 +1,5 @@
 """A run with a large frozen model is repeated from a file, without its server and at equal cost."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import pathlib
@@ -17,14 +15,11 @@ from jax_ragrl.llm.kinds import OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.llm.recorded import FORMAT, read_replies, record_replies
 from jax_ragrl.run.models import load_llm
-from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from jax_ragrl.validation.models import _check_reply
-from tests.chaos.runs import UNSEEDED, train_command
 from tests.llm.server import completion, serving
-from tests.tiny import saved_policy
 
 
 @pytest.fixture(autouse=True)
@@ -214,32 +209,3 @@ def test_recorded_replies_are_checked_instead_of_a_server(tmp_path):
     config = OpenAIConfig("m", replies=f"{tmp_path}/r", replies_only=True)
     (finding,) = _check_reply("llm", config)
     assert (finding.level, finding.text) == ("ok", f"{tmp_path}/r holds 1 reply of m")
-
-
-@pytest.mark.slow
-def test_a_run_is_repeated_offline_with_equal_results(tmp_path, capsys):
-    """As anybody repeats it who has the file: no server, no key, no cache."""
-    policy = saved_policy(tmp_path)
-    changes = {"run__steps": 1, "llm__kind": "openai", "llm__model": "m"}
-
-    def train(name: str, *options: str) -> int:
-        own = [f"--config.{option}" for option in options]
-        return main([*train_command(tmp_path / name, policy, **changes), *own])
-
-    def results(name: str) -> tuple[list[dict[str, object]], list[str]]:
-        rows = [
-            {key: value for key, value in row.items() if not key.startswith(UNSEEDED)}
-            for row in read_rows(tmp_path / name / "metrics.jsonl")
-        ]
-        files = sorted((tmp_path / name / "predictions").iterdir())
-        return rows, [file.read_text() for file in files]
-
-    with serving(said) as (address, seen):
-        assert train("live", f"llm.base_url={address}") == 0
-    assert main(["replies", f"{tmp_path}/live/{FILE}", f"--out={tmp_path}/r.xz"]) == 0
-    recorded = (f"llm.replies={tmp_path}/r.xz", "llm.replies_only=True", "llm.cache=False")
-    assert train("again", *recorded) == 0
-    assert results("again") == results("live") and results("live")[0][-1]["llm_prompt_tokens"] > 0
-    # Other questions have other requests.
-    assert train("other", "seed=1", *recorded) == 2
-    assert "r.xz has no reply of m to the request" in capsys.readouterr().err

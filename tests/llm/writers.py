@@ -1,7 +1,5 @@
 """Processes that write a cache of replies; they import no JAX, so that they start fast."""
 
-from __future__ import annotations
-
 import pathlib
 
 from jax_ragrl.llm.cache import ReplyCache
