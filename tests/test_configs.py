@@ -101,15 +101,6 @@ def test_training_and_imitation_from_one_policy_is_an_experiment(name, tmp_path)
     check_experiment(CONFIGS / "experiments" / f"real.py:{name}", tmp_path)
 
 
-@pytest.mark.parametrize("name", FULL)
-def test_a_config_of_a_paper_searches_exactly(name):
-    index = load_job(load(name, given_to(name))).index
-    assert isinstance(index, VectorIndex) and index.kind == "exact"
-    given = {key: value for key, value in given_to(name).items() if key != "index.encoder"}
-    values = load(name, given | {"index.kind": "bm25"})  # as its comment says
-    assert load_job(values).index == BM25Index(folder=index.folder)
-
-
 def test_the_roles_of_an_expert_can_be_overridden():
     roles = {"recipe.expert.roles": "('plan',)", "recipe.expert.period": "8"}
     for name in ("opera", "tiny/opera"):
@@ -166,7 +157,7 @@ def test_a_tiny_config_documents_its_warm_up():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_path_overrides_only_its_own_key_and_a_missing_one_is_named(name):
+def test_a_paper_searches_exactly_and_a_path_is_its_own_key_that_is_named_if_it_is_missing(name):
     values = load(name, given_to(name))
     job = load_job(values)
     assert (job.policy, job.index.encoder) == ("models/policy", "models/encoder")
@@ -178,6 +169,11 @@ def test_a_path_overrides_only_its_own_key_and_a_missing_one_is_named(name):
         rest = {k: v for k, v in given_to(name).items() if k != key}
         with pytest.raises(UserError, match=rf"config\.{key} is None.*--config\.{key}=VALUE"):
             load_job(load(name, rest))
+    index = load_job(load(name, given_to(name))).index
+    assert isinstance(index, VectorIndex) and index.kind == "exact"
+    given = {key: value for key, value in given_to(name).items() if key != "index.encoder"}
+    values = load(name, given | {"index.kind": "bm25"})  # as its comment says
+    assert load_job(values).index == BM25Index(folder=index.folder)
 
 
 @pytest.mark.parametrize(
@@ -214,14 +210,11 @@ def test_every_group_rule_is_applied(name):
         assert job.credit.func is job.recipe.compare and job.credit.keywords == {"rule": rule}
 
 
-def test_a_critic_takes_one_rollout_over_a_conversation_or_turn_by_turn():
+def test_a_critic_takes_one_rollout_and_a_role_is_compared_across_several():
     job = load_job(load("tiny/search_r1:ppo", {}))
     assert job.recipe.rollouts == 1 and job.credit is job.recipe.turn_credit
     turn = load_job(load("tiny/search_r1:ppo", {"objective.gae_span": "turn"}))
     assert turn.credit is turn.recipe.credit
-
-
-def test_a_role_of_mmoa_rag_is_compared_across_rollouts():
     job = load_job(load("tiny/mmoa_rag", {**GROUPS, "recipe.rollouts": "4"}))
     assert job.credit.func is over_roles
 

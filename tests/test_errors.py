@@ -34,17 +34,14 @@ def test_addresses_lose_their_credentials(text, hidden):
     assert redacted(text) == safe_line(text) == hidden == redacted(hidden)
 
 
-def test_keys_of_the_environment_are_hidden_and_words_are_not(monkeypatch):
-    monkeypatch.setenv("SOME_API_KEY", f" {KEY}\n")
-    monkeypatch.setenv("OTHER_TOKEN", "none")
-    assert redacted(f"Bearer {KEY}, none") == "Bearer ***, none"
-
-
-def test_no_control_character_is_in_an_error():
+def test_no_control_character_is_in_an_error_nor_a_key_of_the_environment(monkeypatch):
     line = safe_line(ATTACK)
     assert line == r"\x1b]0;owned\x07\x9b31m\u202e ragrl: everything is fine"
     assert str(UserError(ATTACK)) == str(EffectError(ATTACK)) == line
     assert printable("a\tb\n\x1b[31m\r") == "a\tb\n\\x1b[31m\\r"
+    monkeypatch.setenv("SOME_API_KEY", f" {KEY}\n")
+    monkeypatch.setenv("OTHER_TOKEN", "none")
+    assert redacted(f"Bearer {KEY}, none") == "Bearer ***, none"
 
 
 @pytest.mark.parametrize("client", ["llm", "retriever"])

@@ -259,15 +259,12 @@ def test_without_a_command_the_map_of_commands_is_printed(capsys):
     assert all(f"\n{title}:\n" in text for title, _ in TITLES)
 
 
-def test_an_unknown_option_names_the_help_of_its_command(capsys):
+def test_an_unknown_option_names_the_help_and_a_mistyped_command_the_nearest_match(capsys):
     line = error_line(capsys, "ask", "--run", "runs/own", "Who?")
     assert line.endswith(
         "'ragrl ask' does not take '--run': 'ragrl ask --help' lists its arguments"
     )
     assert "'ragrl --help' lists" in error_line(capsys, "--bogus")
-
-
-def test_a_mistyped_command_names_the_nearest_match(capsys):
     assert "did you mean 'train'?" in error_line(capsys, "trian", "--workdir", "w")
     line = error_line(capsys, "xyz")
     assert "unknown command 'xyz': run 'ragrl'" in line and "did you mean" not in line

@@ -58,22 +58,18 @@ def test_a_run_file_has_the_hits_of_every_question(folder, tmp_path):
     assert [(row[0], row[2]) for row in rows] == expected and {row[5] for row in rows} == {"mine"}
 
 
-def test_questions_and_passages_may_be_names(folder, capsys):
-    """The names of docs/howto/own_data.md, as in every other command."""
+def test_queries_of_a_file_are_searched_in_order_and_files_may_be_names(folder, tmp_path, capsys):
+    (tmp_path / "queries.txt").write_text("who directed it\n\nwhere was she born\n")
+    options = ["--queries", f"{tmp_path}/queries.txt", "--json"]
+    assert main(["data", "search", f"{folder}/index", *options]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["query"] for row in rows] == ["who directed it", "where was she born"]
     words = ["data", "search", f"{folder}/index", "--questions", "nq:dev", "--k", "1", "--json"]
     assert main(words) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["query"] for row in rows] == [q.text for q in load_questions(data_path("nq:dev"))]
     assert main([*words, "--corpus", "nq:corpus"]) == 2
     assert "does not exist" not in capsys.readouterr().err  # found, but other passages
-
-
-def test_queries_of_a_file_are_searched_in_order(folder, tmp_path, capsys):
-    (tmp_path / "queries.txt").write_text("who directed it\n\nwhere was she born\n")
-    options = ["--queries", f"{tmp_path}/queries.txt", "--json"]
-    assert main(["data", "search", f"{folder}/index", *options]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["query"] for row in rows] == ["who directed it", "where was she born"]
 
 
 def test_a_config_and_a_server_are_searched_like_a_folder(folder, tmp_path, capsys):

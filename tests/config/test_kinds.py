@@ -61,7 +61,7 @@ def test_the_kinds_are_those_of_the_retrievers():
     assert home == {"serper"}, "only this kind may leave out its url"
 
 
-def test_another_kind_drops_the_keys_of_the_file():
+def test_another_kind_drops_the_keys_of_the_file_also_of_a_saved_one():
     """The file sets the model and the address of a server for both language models."""
     local = ["--config.llm.kind=local", "--config.llm.model=folder", "--config.judge.kind=none"]
     job = load_job(load_config(CONFIGS / "c3po.py", [*FULL, *local]))
@@ -70,9 +70,6 @@ def test_another_kind_drops_the_keys_of_the_file():
     rest = [text for text in FULL if "encoder" not in text]
     job = load_job(load_config(CONFIGS / "c3po.py", [*rest, *server]))
     assert job.index == RemoteIndex("http://h:1")
-
-
-def test_the_kind_of_a_saved_config_can_be_overridden():
     values: dict[str, Any] = {"llm": {"kind": "openai", "model": "m", "base_url": "http://u"}}
     override(values, ["--config.llm.kind=world_reader", "--config.llm.noise=0.5"])
     assert convert(LLM, values["llm"], "config.llm") == WorldReaderConfig(noise=0.5)

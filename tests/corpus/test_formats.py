@@ -272,10 +272,8 @@ def test_two_wiki_has_a_hop_per_triple(shared_data):
 
 COUNTS = [
     ("hotpotqa/hotpotqa.json.gz", "questions", "hotpotqa", 289),
-    ("hotpotqa/hotpotqa_corpus.json.gz", "passages", "own_passages", 9593),
     ("hotpotqa/hotpotqa_train_corpus.json", "passages", "title_sentences", 994),
     ("2wikimultihopqa/2wikimultihopqa_official_sample.json", "questions", "hotpotqa", 7),
-    ("2wikimultihopqa/2wikimultihopqa_dev_qa.jsonl", "questions", "flashrag_questions", 414),
     ("musique/musique_ans_sample.jsonl.gz", "questions", "musique", 115),
     ("multihop_rag/MultiHopRAG.json.gz", "questions", "multihop_rag", 1578),
     ("multihop_rag/corpus_evidence.json.gz", "passages", "own_passages", 609),
@@ -283,7 +281,6 @@ COUNTS = [
     ("nq/nq-open-oracle.sample500.jsonl.gz", "questions", "nq_oracle", 500),
     ("nq/nq_corpus.jsonl.gz", "passages", "flashrag_passages", 7359),
     ("popqa/popQA.tsv", "questions", "popqa", 35),
-    ("popqa/test.jsonl", "questions", "flashrag_questions", 500),
     ("triviaqa/test.jsonl", "questions", "flashrag_questions", 500),
     ("ambigqa/test.jsonl", "questions", "verl", 300),
     ("freshqa/freshqa.csv", "questions", "freshqa", 357),
