@@ -1,7 +1,5 @@
 """Demonstrations for the classifiers of baselines, and `ragrl warmup demos --of`."""
 
-from __future__ import annotations
-
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, main
@@ -67,13 +65,10 @@ def test_demonstrations_have_the_prompts_of_evaluation(of, style):
     assert {row.prompt[-1].content for row in rows} <= set(tape.prompts)
 
 
-def test_a_class_is_the_cheapest_strategy_that_answers():
+def test_a_class_is_the_cheapest_strategy_that_answers_with_separate_policies_too():
     # Without documents the answer is Rom, correct for Bob; with documents it is Ulm, for Ann.
     rows = [(row.question, row.role, row.reply) for row in demos_for("adaptive_rag")]
     assert rows == [("q-ann", "classifier", "B"), ("q-bob", "classifier", "A")]
-
-
-def test_separate_policies_give_the_same_labels():
     apart = with_own_policies(TINY, ["router"])
     assert demos_for("adaptive_rag", system_recipe=apart) == demos_for("adaptive_rag")
 

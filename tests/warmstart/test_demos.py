@@ -1,7 +1,5 @@
 """Demonstrations: their file format, their ids, and a training run that is killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -42,10 +40,7 @@ def test_a_demonstration_survives_its_file(tmp_path):
     ]
     assert load_demos(write(tmp_path / "d.jsonl", *rows)) == rows
     assert load_demos(tmp_path / "d.jsonl", ["agent"]) == rows[1:]
-
-
-def test_a_minimal_line_has_role_prompt_and_reply(tmp_path):
-    file = tmp_path / "d.jsonl"
+    file = tmp_path / "minimal.jsonl"
     file.write_text(json.dumps({"role": "r", "prompt": "who directed", "reply": "film"}))
     assert load_demos(file) == [Demo("", "r", QUESTION, "film")]
 

@@ -1,7 +1,5 @@
 """`ragrl warmup pool`: a language model acts as a policy, and its actions are scored."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Supervised runs of a generator: batches, prompts, output files and a falling loss."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal
@@ -27,16 +25,13 @@ def nth(i: int) -> Example:
 
 
 def test_every_pass_uses_each_example_once():
+    with pytest.raises(UserError, match="there are no examples"):
+        next(batches([], 2, seed=0))
     data = list(itertools.islice(batches([nth(i) for i in range(5)], 2, seed=0), 5))
     order = [e.prompt[0] for batch in data for e in batch]
     assert sorted(order[:5]) == sorted(order[5:]) == [0, 1, 2, 3, 4] and order[:5] != order[5:]
     again = itertools.islice(batches([nth(i) for i in range(5)], 2, seed=0), 5)
     assert data == list(again)
-
-
-def test_an_empty_list_of_examples_is_refused():
-    with pytest.raises(UserError, match="there are no examples"):
-        next(batches([], 2, seed=0))
 
 
 CONFIG = """
@@ -86,13 +81,11 @@ class Interrupted:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypatch, capsys):
-    folder = saved_policy(tmp_path)
-    config = tmp_path / "config.py"
-    config.write_text(CONFIG.replace("FOLDER", str(folder)))
-
-    def sft(out: str, *options: str) -> int:
-        return main(["warmup", "sft", f"--config={config}", f"--out={tmp_path / out}", *options])
+def test_a_run_stopped_in_training_and_in_evaluation_resumes(tmp_path, monkeypatch, capsys):
+    """That the parameters are those of a whole run: test_demos.py, of the same loop."""
+    config, out = tmp_path / "config.py", tmp_path / "out"
+    config.write_text(CONFIG.replace("FOLDER", str(saved_policy(tmp_path))))
+    command = ["warmup", "sft", f"--config={config}", f"--out={out}"]
 
     def stop_in_second_step(*args):
         steps.append(args)
@@ -101,21 +94,17 @@ def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypat
         return imitate(*args)
 
     steps: list[tuple] = []
-    assert sft("whole") == 0
     monkeypatch.setattr(finetune, "imitate", stop_in_second_step)
-    assert sft("cut") == 143 and len(steps) == 2
-    assert sft("cut", "--config.seed=1") == 2
-    assert "another config (config.seed differs)" in capsys.readouterr().err
+    assert main(command) == 143 and len(steps) == 2
     monkeypatch.setattr(finetune, "_accuracy", interrupted := Interrupted(finetune._accuracy))
-    assert sft("cut") == 130  # in the evaluation after the training
+    assert main(command) == 130  # in the evaluation after the training
     monkeypatch.setattr(finetune, "_accuracy", interrupted.function)
-    assert sft("cut") == 0 and len(steps) >= 8
-    assert sft("cut") == 2 and "exists already: choose another --out" in capsys.readouterr().err
-    one, other = (json.loads((tmp_path / x / "summary.json").read_text()) for x in ("whole", "cut"))
-    assert one | {"checkpoint": ""} == other | {"checkpoint": ""}
-    rows = map(json.loads, (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines())
+    assert main(command) == 0
+    assert main(command) == 2 and "exists already: choose another --out" in capsys.readouterr().err
+    summary = json.loads((out / "summary.json").read_text())
+    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     losses = [row["loss"] for row in rows]
     assert len(losses) == 8 and losses[-1] < losses[0] - 0.5
-    assert one["examples"] > 16 and set(one["accuracy"]) == {"before", "after"}
-    assert other["checkpoint"] == str(tmp_path / "cut" / "checkpoint")
-    assert load_policy(other["checkpoint"])[1].vocabulary() == tokenizer().vocabulary()
+    assert summary["examples"] > 16 and set(summary["accuracy"]) == {"before", "after"}
+    assert summary["checkpoint"] == str(out / "checkpoint")
+    assert load_policy(summary["checkpoint"])[1].vocabulary() == tokenizer().vocabulary()

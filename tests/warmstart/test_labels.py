@@ -56,11 +56,8 @@ def test_c3po_searches_and_selects_the_gold_passage():
         ("router", "[Retrieval] where was Ada born"),
         ("filter", "Thought: 2 answers the question.\nAction: [2]"),
     ]
-
-
-def test_c3po_does_not_search_for_what_the_frozen_model_knows():
     found = demos(C3PO("c3po_small", 3), "c3po", Pages([GOLD]), Knows())
-    assert found == [("router", "[No Retrieval]")]
+    assert found == [("router", "[No Retrieval]")], "the frozen model knows it"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +105,7 @@ def replies(demos):
     return [(demo.role, demo.reply) for demo in demos]
 
 
-def test_c3po_searches_for_the_missing_passages_that_a_text_names():
+def test_c3po_searches_for_the_missing_passages_that_a_text_names_not_only_the_gold():
     one = ("filter", "Thought: 1 answers the question.\nAction: [1]")
     found = chain_demos(C3PO("c3po_small", 1), "c3po")
     assert "2. Where was #1 born?" in found[1].prompt[-1].content  # the frozen model's plan
@@ -120,9 +117,6 @@ def test_c3po_searches_for_the_missing_passages_that_a_text_names():
         one,
         ("decision", "Thought: The search is over.\nAction: [LLM]"),
     ]
-
-
-def test_c3po_does_not_search_for_what_only_the_gold_names():
     question = dataclasses.replace(CHAIN, text="where was the director born")
     found = chain_demos(C3PO("c3po_small", 1), "c3po", question)
     assert replies(found)[1:] == [("decision", "Thought: The search is over.\nAction: [LLM]")]
@@ -186,11 +180,7 @@ def test_an_agent_searches_again_with_keywords_then_answers_from_a_passage():
         ("agent", "<think>It is not here.</think><search>Ada born</search>"),
         ("agent", f"<think>{READ}</think><answer>Ulm</answer>"),
     ]
-
-
-def test_an_agent_is_not_taught_to_guess():
-    system = SearchAgent("search_r1", "coda_small", 3, max_turns=3, as_chat_turns=True)
-    assert len(demos(system, AGENT, Pages([OTHER]))) == 2
+    assert len(demos(system, AGENT, Pages([OTHER]))) == 2, "it is not taught to guess"
 
 
 def test_coda_delegates_refines_and_reads_the_result():
@@ -225,11 +215,8 @@ def test_without_a_gold_passage_the_first_one_with_an_answer_is_useful():
     assert gold.useful_numbers(QUESTION, [OTHER]) == ()
 
 
-def test_a_quote_is_short_and_contains_the_answer():
+def test_a_quote_is_short_with_the_answer_and_keywords_are_never_none():
     long = "start " + "word " * 60 + "Ulm " + "word " * 60
     text = gold.quote("Ulm", [Passage("4", "", long)])
     assert text.endswith(" Ulm") and len(text.split()) == gold.MAX_QUOTE_WORDS
-
-
-def test_keywords_of_only_common_words_are_the_text():
-    assert gold.keywords("who was it") == "who was it"
+    assert gold.keywords("who was it") == "who was it", "only common words"

@@ -1,7 +1,5 @@
 """`ragrl warmup demos`: the selection of actions, and files that resume."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -81,12 +79,6 @@ def test_a_partly_correct_answer_gives_no_demonstration():
     assert len(right_actions(loose, forest, prompts)) == 1
 
 
-def test_an_invalid_action_is_no_demonstration():
-    forest = play(Tape({ROUTER: ["[No Retrieval]"]}, replies={"answer_direct": "Ulm"}), ANN)
-    forest.records[0].parsed = invalid_action("no brackets")
-    assert right_actions(recipe(Settings()), forest, {}) == []
-
-
 def test_equal_actions_give_one_demonstration_with_the_larger_reward():
     """In one rollout both filters select the document, in the other one of them fails."""
     texts = {ROUTER: ["[Retrieval] x"] * 4, FILTER: ["Thought: t\nAction: [1]"] * 3 + ["nothing"]}
@@ -105,11 +97,13 @@ class Plain(WrappedSystem):
         }
 
 
-def test_a_demonstration_records_whether_its_role_uses_chat():
+def test_a_demonstration_is_valid_and_records_whether_its_role_uses_chat():
     forest = play(Tape({ROUTER: ["[No Retrieval]"]}, replies={"answer_direct": "Ulm"}), ANN)
     prompts, chat = {forest.records[0].action.prompt_ids: ()}, recipe(Settings())
     plain = dataclasses.replace(chat, system=Plain(chat.system))
     assert [right_actions(r, forest, prompts)[0].chat for r in (chat, plain)] == [True, False]
+    forest.records[0].parsed = invalid_action("no brackets")
+    assert right_actions(chat, forest, prompts) == []
 
 
 # --- The file -------------------------------------------------------------------------------------

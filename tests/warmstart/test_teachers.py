@@ -1,7 +1,5 @@
 """Every system answers questions with its teacher as the policy; examples for a frozen model."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -77,14 +75,6 @@ def test_the_careful_teacher_of_coda_is_correct_and_valid():
     assert all(r.parsed.valid for r in forest.records if r.parsed)
 
 
-@pytest.mark.parametrize("flaw", ["p_early_stop", "p_misread"])
-def test_a_careless_teacher_of_coda_is_valid_and_often_wrong(flaw):
-    recipe = coda.recipe(coda.Settings(coda.CoDA(**TINY)))
-    forest = roll_out(recipe.system, CodaTeacher(**{flaw: 0.6}))
-    assert 0.2 < accuracy(forest) < 0.8
-    assert all(r.parsed.valid for r in forest.records if r.parsed)
-
-
 @pytest.mark.parametrize("kind", ["autorefine", "search_r1", "auto_rag"])
 def test_the_careful_teacher_of_single_agents_is_correct(kind):
     recipe = executor.recipe(executor.Settings(executor.SearchAgent(kind, max_turns=7, **TINY)))
@@ -132,10 +122,20 @@ def test_the_careful_teacher_of_opera_is_correct_and_rewarded():
     assert all(r.parsed.valid for r in forest.records if r.parsed)
 
 
-@pytest.mark.parametrize("flaw", ["p_single_step", "p_accept_first"])
-def test_a_careless_teacher_of_opera_is_valid_and_often_wrong(flaw):
-    recipe = opera.recipe(OPERA)
-    forest = roll_out(recipe.system, OperaTeacher(**{flaw: 0.7}))
+CODA = coda.recipe(coda.Settings(coda.CoDA(**TINY))).system
+
+
+@pytest.mark.parametrize(
+    ("system", "teacher"),
+    [
+        (CODA, CodaTeacher(p_early_stop=0.6)),
+        (CODA, CodaTeacher(p_misread=0.6)),
+        (opera.recipe(OPERA).system, OperaTeacher(p_single_step=0.7)),
+        (opera.recipe(OPERA).system, OperaTeacher(p_accept_first=0.7)),
+    ],
+)
+def test_a_careless_teacher_is_valid_and_often_wrong(system, teacher):
+    forest = roll_out(system, teacher)
     assert 0.1 < accuracy(forest) < 0.8
     assert all(r.parsed.valid for r in forest.records if r.parsed)
 

@@ -1,7 +1,5 @@
 """Warm-ups: systems with teachers, rejection sampling, divergence, complete and resumed runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib
