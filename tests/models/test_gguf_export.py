@@ -12,7 +12,7 @@ import pytest
 gguf_models = pytest.importorskip("gguf_models", exc_type=ImportError)
 
 from jax_ragrl.cli.main import main  # noqa: E402
-from jax_ragrl.errors import UserError  # noqa: E402
+from jax_ragrl.errors import EffectError, UserError  # noqa: E402
 from jax_ragrl.export import export  # noqa: E402
 from jax_ragrl.llm.kinds import LocalLLMConfig  # noqa: E402
 from jax_ragrl.llm.openai import OpenAILLM  # noqa: E402
@@ -113,8 +113,14 @@ def test_llama_cpp_answers_chats_as_the_shipped_policy_does(tmp_path):
     ]
     shapes = Shapes((64,), (4,), max_new_tokens=32)
     ours = load_llm(LocalLLMConfig(str(folder)), None, "", shapes).complete(requests)
+    long = requests[0]._replace(messages=(Message("user", "word " * 3000),))
     with served(file) as (address, _):
         theirs = OpenAILLM("tiny", address, timeout=100, concurrency=1).complete(requests)
+        (too_long,) = OpenAILLM("tiny", address, timeout=100).complete([long])
+        stream = OpenAILLM("tiny", address, timeout=100, retries=0, extra={"stream": True})
+        (streamed,) = stream.complete(requests[:1])
+    assert isinstance(too_long, EffectError) and "exceeds the available context" in str(too_long)
+    assert isinstance(streamed, EffectError) and "the reply 'data: {" in str(streamed)
     assert theirs == ours and [x.prompt_tokens for x in theirs] == [x.prompt_tokens for x in ours]
     assert len(set(ours)) > 1 and min(x.completion_tokens for x in ours) < 32  # one turn ended
 
