@@ -33,6 +33,15 @@ def tiny():
     return encoder.load_encoder(TINY)
 
 
+@pytest.mark.optimized
+@pytest.mark.slow
+def test_vectors_of_a_published_encoder_equal_those_of_sentence_transformers():
+    pytest.importorskip(encoder.MINILM_PACKAGE)
+    expected = json.loads((TINY.parent / "minilm.json").read_text())
+    vectors = encoder.load_encoder(encoder.MINILM).encode(expected["texts"])
+    np.testing.assert_allclose(vectors, expected["vectors"], atol=1e-5)
+
+
 @pytest.fixture
 def copy(tmp_path):
     return pathlib.Path(shutil.copytree(TINY, tmp_path / "model"))
