@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from jax_ragrl.models.by_name import SMOLLM2, SMOLLM2_PACKAGE
+from jax_ragrl.models.by_name import SMOLLM2, SMOLLM2_PACKAGE, local_model
 
 MISSING = [n for n in ("xllamacpp", SMOLLM2_PACKAGE) if importlib.util.find_spec(n) is None]
 # Threads of llama.cpp wait for each other busily, which is slow on a core that others use.
@@ -36,9 +36,9 @@ threading.Event().wait()
 
 
 @contextlib.contextmanager
-def llama_cpp(file: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address to give as `base_url`, and the process of the server."""
-    command = [sys.executable, "-c", SERVER, str(file), SMOLLM2, "0"]
+def llama_cpp(file: Path | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address to give as `base_url`, and the process of the server; None: SmolLM2."""
+    command = [sys.executable, "-c", SERVER, str(file or local_model(SMOLLM2)), SMOLLM2, "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         try:
