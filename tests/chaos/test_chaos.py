@@ -1,18 +1,24 @@
 """What is done to a run ends with the result of an undisturbed one, or with its name and remedy."""
 
 import pathlib
+import random
 import resource
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from jax_ragrl.runtime.jsonl import read_rows
 from tests.chaos import servers
-from tests.chaos.runs import call, digest, train_command
+from tests.chaos.runs import call, digest, train_command, wait_for
 from tests.chaos.servers import Servers, train_on
 from tests.tiny import saved_policy
 
 pytestmark = [pytest.mark.optimized, pytest.mark.slow]
+REPO = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +36,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory, policy: pathlib.Path) -> pat
     return folder
 
 
+def test_a_run_killed_at_a_random_moment_ends_as_an_undisturbed_one(whole, policy, tmp_path):
+    command = train_command(tmp_path / "run", policy)
+    program = [sys.executable, "-m", "jax_ragrl.cli.main", *command]
+    process = subprocess.Popen(program, cwd=REPO)
+    wait_for(tmp_path / "run" / "checkpoints" / "1", process)
+    time.sleep(random.Random(1).uniform(0, 1))
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    assert digest(tmp_path / "run") != digest(whole)
+    assert call(command, tmp_path / "run").code == 0
+    assert digest(tmp_path / "run") == digest(whole)
+
+
 def test_a_damaged_run_is_mended(whole, policy, tmp_path):
     """Checkpoint 3, the log and the lock; that other damage is named: tests of each file."""
     copy = shutil.copytree(whole, tmp_path / "run")
@@ -40,8 +59,9 @@ def test_a_damaged_run_is_mended(whole, policy, tmp_path):
     largest.write_bytes(content)
     for name in ("metrics.jsonl", ".lock"):
         (copy / name).write_bytes((copy / name).read_bytes() + b"\x80\xff\xfe{\x00")
-    outcome = call(train_command(copy, policy), copy)
-    assert outcome.code == 0 and outcome.messages(), outcome
+    with pytest.warns(UserWarning, match="is damaged: it is renamed to damaged-3"):
+        outcome = call(train_command(copy, policy), copy)
+    assert outcome.code == 0, outcome
     assert digest(copy) == digest(whole)
 
 
