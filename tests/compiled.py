@@ -1,7 +1,5 @@
 """Counts the programs that a call compiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

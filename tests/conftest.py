@@ -12,8 +12,6 @@ They are stricter than those of a run, so that a mistake fails here and not on a
   `jit` are copies. Make the inputs of a test first, then guard the step.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import pathlib

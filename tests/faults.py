@@ -1,7 +1,5 @@
 """A server of raw bytes on a local socket: replies that no web framework would send."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socketserver

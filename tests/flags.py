@@ -1,7 +1,5 @@
 """XLA flags of the tests."""
 
-from __future__ import annotations
-
 # Without the fusion emitters and in one part, a program compiles in less than half the CPU time.
 # XLA ignores an extra option that it does not know. Most tests optimize less still: `conftest.py`.
 FAST_COMPILATION = (

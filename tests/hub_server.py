@@ -4,8 +4,6 @@ Downloads run in separate processes: `huggingface_hub` reads its environment whe
 is imported.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Serves an application on a local socket, in a thread."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

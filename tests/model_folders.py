@@ -1,7 +1,5 @@
 """Model folders for tests: the shipped tiny model with a changed tokenizer, template or config."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil

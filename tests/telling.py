@@ -3,8 +3,6 @@
 `python -m tests.telling FOLDER`, in an environment that `multihost.join` reads.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import sys

@@ -1,7 +1,5 @@
 """The order of imports, which is the story of the package, and two limits of size."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import pathlib

@@ -1,7 +1,5 @@
 """Tokenizers of models that think: templates with the semantics of Qwen3's and DeepSeek-R1's."""
 
-from __future__ import annotations
-
 import functools
 
 import transformers

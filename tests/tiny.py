@@ -1,7 +1,5 @@
 """A tiny random policy and its tokenizer, for tests of code around a model."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from typing import Any

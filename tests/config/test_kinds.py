@@ -1,7 +1,5 @@
 """A section with a `kind` has exactly the keys that its kind reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

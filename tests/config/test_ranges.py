@@ -1,7 +1,5 @@
 """A number of a config is within the range that its field declares."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import pkgutil

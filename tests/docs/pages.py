@@ -10,8 +10,6 @@ A marker is an HTML comment on the line directly above a block:
 Python blocks are executed; the blocks of a page share a namespace, in order.
 """
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 import re

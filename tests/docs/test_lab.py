@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from jax_ragrl.bench.train import TrainWork
-from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_rows
-from tests.chaos.runs import train_command
-from tests.tiny import saved_policy
 
 LAB = pathlib.Path(__file__).parents[2] / "docs" / "lab"
-CONFIG = f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
 VECTORS = ("--count=2000", "--dimension=16", "--queries=100", "--repeats=1")
 
 
@@ -33,14 +28,6 @@ def run(monkeypatch, capsys):
         return json.loads(out[out.index("{") :])
 
     return execute
-
-
-@pytest.fixture
-def small(tmp_path) -> list[str]:
-    """The overrides of a small run."""
-    (tmp_path / "small").mkdir()
-    command = train_command(tmp_path, saved_policy(tmp_path / "small"))
-    return [word for word in command if word.startswith("--config.")]
 
 
 def test_search_prints_the_recall(run):
@@ -82,41 +69,6 @@ def test_the_work_of_a_tape_is_counted(run):
 def test_common_first_tokens_are_counted_once():
     count = runpy.run_path(str(LAB / "tape.py"))["distinct_tokens"]
     assert count([(1, 2, 3), (1, 2, 4), (1, 2, 3), (5,)]) == 5
-
-
-@pytest.mark.slow
-def test_loading_is_measured_in_a_process_of_its_own(run):
-    result = run("load.py", "tiny")
-    assert result["checkpoint_bytes"] > 0 and result["rss_peak_bytes"] > result["rss_before_bytes"]
-
-
-@pytest.mark.optimized
-@pytest.mark.slow
-def test_stale_and_early_rollouts_are_measured(run, small):
-    result = run("overlap.py", CONFIG, *small, "--latency=0.05", "--steps=3")
-    modes = ("fresh", "stale", "early", "stale_and_early")
-    assert [result[mode]["staleness"] for mode in modes] == [0, 1, 0, 1]
-
-
-@pytest.mark.optimized
-@pytest.mark.slow
-def test_a_soak_continues(run, small, tmp_path):
-    workdir, plot = f"--workdir={tmp_path}", f"--plot={tmp_path / 'soak.svg'}"
-    own = [word for word in small if not word.startswith("--config.run.")]
-    for steps in (8, 16):
-        result = run("soak.py", CONFIG, *own, workdir, plot, f"--steps={steps}")
-    assert (result["steps"], result["processes"]) == (16, 2)
-    assert (tmp_path / "soak.svg").read_text().startswith("<svg")
-
-
-@pytest.mark.slow
-def test_transformers_scores_and_updates_the_same_work():
-    pytest.importorskip("torch")
-    work = TrainWork(
-        "tiny", prompts=2, siblings=3, prompt=20, new=4, layers=1, dtype="float32", repeats=1
-    )
-    speed = runpy.run_path(str(LAB / "peers.py"))["transformers_step"](work)
-    assert speed["tokens"] == 2 * 3 * 24 and speed["reference_cpu_s"] > 0
 
 
 @pytest.mark.slow

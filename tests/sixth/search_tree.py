@@ -4,8 +4,6 @@ CoDA's executor answers the question itself. Its first turns are tried `width` t
 and the credit of a turn is the mean reward of the leaves below it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
