@@ -192,6 +192,7 @@ def test_results_are_written_after_each_claim_and_kept(tmp_path, monkeypatch):
     assert [row["number"] for row in load_results(tmp_path / "claims.json")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_failing_test_contradicts_a_claim_and_one_that_cannot_run_does_not(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text(

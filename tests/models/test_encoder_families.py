@@ -35,6 +35,7 @@ def check_equal(folder):
     return ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "pooling", "options"),
     [

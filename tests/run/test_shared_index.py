@@ -114,6 +114,7 @@ def _elsewhere(folder: pathlib.Path) -> str:
         return pool.apply(_lock, (folder,))
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_holds_a_folder(tmp_path):
     folder = tmp_path / "run"
     lock_folder(folder)

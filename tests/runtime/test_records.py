@@ -1,5 +1,7 @@
 """Data of another process or of a checkpoint are read; they name no code, and nothing is called."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import datetime
@@ -39,7 +41,7 @@ class Score(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Node:
     text: str
-    children: tuple["Node", ...] = ()
+    children: tuple[Node, ...] = ()
 
 
 @records.declare

@@ -156,6 +156,7 @@ def test_a_batch_with_copies_has_no_more_rows_than_the_largest_batch():
     assert {c.copies for c in chunks} == {16} and sum(len(c.prompts) for c in chunks) == 63
 
 
+@pytest.mark.slow
 def test_short_prompts_take_the_empty_places_of_longer_ones():
     """Two prompts of 8 tokens and three of 16 are one batch and one prompt, not three batches."""
     costs = {length: {size: 4 + size * length for size in (1, 4)} for length in (8, 16)}

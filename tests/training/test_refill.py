@@ -118,6 +118,7 @@ def test_as_many_questions_are_asked_as_are_dead_until_the_rounds_are_used_up(ro
     assert len({len(asked) for asked in expected}) > 1
 
 
+@pytest.mark.slow
 def test_without_refill_dead_questions_remain_and_asked_again_they_have_other_seeds(routes):
     rows = read_metrics(routes.train(steps=1))
     assert len(routes.trained[0]) == rows[0]["questions/asked"] == PER_STEP

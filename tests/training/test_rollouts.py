@@ -154,6 +154,7 @@ def test_rollouts_that_a_resumed_run_could_not_read_are_not_saved(monkeypatch):
         rollouts.state()
 
 
+@pytest.mark.slow
 def test_an_outage_in_flight_is_not_saved(trial):
     trial.fails_at = {2, 3, 4, 5, 6}
     with pytest.raises(UserError, match=r"5 steps in a row .* no route"):

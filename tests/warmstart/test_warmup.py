@@ -146,6 +146,7 @@ def damage(out: pathlib.Path, step: int) -> None:
     (out / "unfinished" / "checkpoints" / str(step) / "meta" / "metadata").write_text("[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "error", "saved", "is_damaged"),
     [
