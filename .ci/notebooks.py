@@ -1,4 +1,4 @@
-"""Runs the notebooks as a reader would: `python tests/run_notebooks.py [FILE ...]`.
+"""Runs the notebooks as a reader would: `python .ci/notebooks.py [FILE ...]`.
 
 Two run at a time, each in a scratch folder, and no notebook file is changed. Cells tagged `install`
 are skipped, because the package is installed already. If a cell fails, the cell and its traceback
