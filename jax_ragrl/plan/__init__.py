@@ -177,7 +177,8 @@ def _speed(
     # Those that are worth a program on the devices of the mesh.
     shapes = run.shapes.coarse(free_tokens(parameters, mesh))
     packing = run.packing.coarse(free_tokens(parameters, mesh, is_trained=True))
-    programs = count_programs(shapes, packing, run.objective, run.width, mesh, run.rollouts)
+    host = host_mesh(mesh)
+    programs = count_programs(shapes, packing, run.objective, run.width, host, run.rollouts)
     return {
         "passes": update_passes(
             largest.config,

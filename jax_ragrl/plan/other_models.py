@@ -193,12 +193,13 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     """A frozen language model, and the temporary memory of its largest batch of prompts."""
     dtypes = {"dtype": llm.dtype, "param_dtype": llm.dtype}
     config = dataclasses.replace(config_by_name(llm.model), **dtypes)  # type: ignore[arg-type]
-    params = nnx.state(abstract_decoder(config, host_mesh(mesh), SAMPLING_RULES), nnx.Param)
+    host = host_mesh(mesh)
+    params = nnx.state(abstract_decoder(config, host, SAMPLING_RULES), nnx.Param)
     weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
     # As `load_llm`: replies may be longer than the actions of policies.
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
     shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
-    facts = count_sampling(shapes, config, mesh, rules=SAMPLING_RULES)
+    facts = count_sampling(shapes, config, host, rules=SAMPLING_RULES)
     names = ("prompts", "temporary_bytes", "compile_s")
     return {"weight_bytes": weights, **{name: facts[name] for name in names}}
 
@@ -215,9 +216,10 @@ def _int8_savings(config: DecoderConfig, params: Any) -> int:
 
 
 def host_mesh(mesh: Mesh) -> Mesh:
-    """The part of a described mesh on one host, in groups of devices that share a batch."""
+    """The part of a described mesh on its first host, as `local_mesh` of a real one."""
+    if len({device.process_index for device in mesh.devices.flat}) == 1:
+        return mesh
     rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
-    # A frozen model serves its own host only, so it is on that host's devices.
     own = [row for row in rows if row[0].process_index == rows[0, 0].process_index]
     return Mesh(np.array(own)[None], mesh.axis_names, axis_types=mesh.axis_types)
 

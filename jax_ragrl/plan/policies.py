@@ -33,6 +33,7 @@ from jax_ragrl.plan.abstract_arrays import (
     replicated_array,
 )
 from jax_ragrl.plan.operations import gradient_flops
+from jax_ragrl.plan.other_models import host_mesh
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.runtime.sharding import data_parallel_size
 from jax_ragrl.sampling.sampler import Shapes
@@ -118,18 +119,20 @@ def count_rollout(
 ) -> dict[str, Any]:
     """The batch of prompts with the largest memory, while other policies have started batches.
 
-    During a rollout there is a copy of each policy's weights, in the compute dtype and without
-    FSDP. Arrays that already have this form are not copied (`for_sampling`), unless they
-    `outlive_update`, which runs meanwhile. `width` and `nucleus` are those of `count_sampling`.
+    Each host samples its own prompts. During a rollout there is a copy of each policy's weights, in
+    the compute dtype and without FSDP. Arrays that already have this form are not copied
+    (`for_sampling`), unless they `outlive_update`, which runs meanwhile. `width` and `nucleus` are
+    those of `count_sampling`.
 
     Returns:
-      `prompts` ([prompts, length]), `width`, `prefill_tokens`, `compile_s`, `weight_bytes` of the
-      copies, `temporary_bytes`, their sum `bytes`, and `prefill` and `decode_step`, see
-      `count_sampling`.
+      `devices` of a host, its `prompts` ([prompts, length]), `width`, `prefill_tokens`,
+      `compile_s`, `weight_bytes` of the copies, `temporary_bytes`, their sum `bytes`, and `prefill`
+      and `decode_step`, see `count_sampling`.
     """
     options: Any = {"width": width, "rules": SAMPLING_RULES, "nucleus": nucleus}
+    host = host_mesh(mesh)
     samplings = {
-        p: count_sampling(shapes, p.config, mesh, lora=p.lora, **options)
+        p: count_sampling(shapes, p.config, host, lora=p.lora, **options)
         for p in _distinct(policies)
     }
     largest = max(samplings.values(), key=lambda facts: facts["temporary_bytes"])
@@ -138,6 +141,7 @@ def count_rollout(
     temporary = largest["temporary_bytes"] + start_bytes
     names = ("prompts", "width", "prefill_tokens", "compile_s", "prefill", "decode_step")
     return {
+        "devices": host.size,
         **{name: largest[name] for name in names},
         "weight_bytes": weights,
         "temporary_bytes": temporary,

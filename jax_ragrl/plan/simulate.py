@@ -130,15 +130,12 @@ def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str,
     }
 
 
-def _groups(plan: Mapping[str, Any]) -> int:
-    return int(plan["devices"]) // int(plan["mesh"]["tensor"])
-
-
 def _rollout(plan: Mapping[str, Any], work: Workload, actions: float) -> float:
     """Seconds of all rounds, given the actions of a group."""
     speed, sampling = plan["speed"], plan["sampling"]
-    prompts_per_group = sampling["prompts"][0] / _groups(plan)
-    prefill_tokens = sampling["prefill_tokens"] / _groups(plan)
+    groups = sampling["devices"] / plan["mesh"]["tensor"]  # of a host
+    prompts_per_group = sampling["prompts"][0] / groups
+    prefill_tokens = sampling["prefill_tokens"] / groups
     prefill = speed["prefill"]["seconds_at_least"] / prefill_tokens
     largest = prompts_per_group * sampling["width"]
     rows = actions / work.rounds
@@ -155,8 +152,9 @@ def _rollout(plan: Mapping[str, Any], work: Workload, actions: float) -> float:
 def _update(plan: Mapping[str, Any], work: Workload, actions: float) -> float:
     """Seconds of all passes over the batches of a group."""
     speed, (rows, length) = plan["speed"], plan["update"]["rows"]
+    groups = plan["devices"] / plan["mesh"]["tensor"]
     tokens = actions * (work.distinct or work.prompt + work.tokens)
-    batches = math.ceil(tokens / (rows * length / _groups(plan)))
+    batches = math.ceil(tokens / (rows * length / groups))
     # A score has no program in the plan: it takes its share of the operations of a gradient.
     passes = plan["passes"]
     equivalent = passes["flops_per_token"] / passes["gradient_flops_per_token"]

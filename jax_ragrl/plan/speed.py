@@ -33,11 +33,12 @@ def least_times(
       each with `seconds_at_least`, `bound` and `tokens_per_s_at_most` of all devices.
     """
     prompts, _ = sampling["prompts"]
+    hosts = devices / sampling["devices"]
     rows, row_length = update["rows"]
     work = {
         "gradient": (update, rows * row_length),
-        "prefill": (sampling["prefill"], sampling["prefill_tokens"]),
-        "decode_step": (sampling["decode_step"], prompts * sampling["width"]),
+        "prefill": (sampling["prefill"], hosts * sampling["prefill_tokens"]),
+        "decode_step": (sampling["decode_step"], hosts * prompts * sampling["width"]),
     }
     times = {}
     for name, (part, tokens) in work.items():
@@ -80,13 +81,13 @@ def count_programs(
     packing: Layout,
     objective: Objective,
     width: int,
-    mesh: Mesh,
+    host: Mesh,
     rollouts: int = 1,
 ) -> dict[str, int]:
     """Returns how many programs a run compiles at most for one policy.
 
-    `width` are the continuations per prompt; the first prompts of all `rollouts` of a question are
-    equal.
+    `width` are the continuations per prompt, `host` the devices that sample together; the first
+    prompts of all `rollouts` of a question are equal.
 
     Returns:
       `sampler`: per prompt length, batch size and number of equal prompts a program that runs
@@ -94,7 +95,7 @@ def count_programs(
       and a score, for the policy and an own critic.
     """
     # Batches are cut into equal shards, so the number of devices determines their sizes.
-    devices = data_parallel_size(mesh)
+    devices = data_parallel_size(host)
     cache_sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
     keeps = shapes.kept_contexts > 0 and devices == 1
     sampler = sum(

@@ -33,7 +33,8 @@ def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
     yield f"update, {rows} x {length} tokens", size_text(update["bytes"])
     prompts, length = sampling["prompts"]
     weights = size_text(sampling["weight_bytes"])
-    name = f"sampling, {prompts} x {length} tokens, width {sampling['width']}"
+    host = " per host" if sampling["devices"] < result["devices"] else ""
+    name = f"sampling{host}, {prompts} x {length} tokens, width {sampling['width']}"
     yield name, f"{size_text(sampling['bytes'])}, of which weights {weights}"
     for section, facts in result["other_models"].items():
         yield section, size_text(facts["weight_bytes"])

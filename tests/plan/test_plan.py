@@ -30,7 +30,7 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
 from jax_ragrl.plan.abstract_arrays import compile_program
-from jax_ragrl.plan.other_models import OtherModels, count_other_models
+from jax_ragrl.plan.other_models import OtherModels, count_other_models, host_mesh
 from jax_ragrl.plan.policies import (
     PlannedPolicy,
     copy_bytes,
@@ -97,6 +97,25 @@ def test_a_rollout_copies_weights_and_caches_all_siblings():
     prompts, slots = 2, 8
     caches = 63 * prompts * slots * 2 * 2 * 8 * 2
     assert more["temporary_bytes"] - one["temporary_bytes"] > caches
+
+
+def test_each_host_samples_its_own_prompts(monkeypatch):
+    """As `local_mesh`: the devices of other hosts have other prompts, in batches of their own."""
+    chips = np.array(
+        [types.SimpleNamespace(process_index=n // 4) for n in (0, 1, 4, 5, 2, 3, 6, 7)]
+    )
+    pod = types.SimpleNamespace(devices=chips.reshape(2, 2, 2), shape={"tensor": 2})
+    monkeypatch.setattr("jax_ragrl.plan.other_models.Mesh", lambda devices, *_, **__: devices)
+    pod.axis_names = pod.axis_types = ()
+    assert host_mesh(pod).tolist() == [[[chips[0], chips[1]], [chips[4], chips[5]]]]
+    one = make_mesh((2, 4, 1), jax.devices())
+    assert host_mesh(one) is one
+    half = make_mesh((1, 4, 1), jax.devices()[:4])
+    monkeypatch.setattr("jax_ragrl.plan.policies.host_mesh", lambda _: half)
+    policies = {"policy": PlannedPolicy("", COMPUTE_CONFIG)}
+    shapes = dataclasses.replace(RUN.shapes, batch_sizes=(8, 16))
+    result = count_rollout(policies, shapes, 1, make_mesh((1, 8, 1), jax.devices()))
+    assert (result["devices"], result["prompts"], result["prefill_tokens"]) == (4, [8, 32], 256)
 
 
 def test_a_growing_cache_is_counted_at_its_full_size(monkeypatch):

@@ -23,14 +23,15 @@ from jax_ragrl.plan.text import plan_text
 
 COLLECTIVES = {"all-gather": {"count": 28, "bytes": 3_000_000_000}}
 WORK = {"flops": 1e15, "hbm_bytes": 10**9, "kernels": 639, "collectives": {}}
-BATCH = {"prompts": [32, 1000], "prefill_tokens": 32 * 1000, "width": 2}
+# Of a host with 4 of the 8 devices.
+BATCH = {"devices": 4, "prompts": [16, 1000], "prefill_tokens": 16 * 1000, "width": 2}
 BATCH |= {"prefill": WORK, "decode_step": WORK}
 FLOPS = {"flops_per_token": 6e9, "gradient_flops_per_token": 4e9}
 TIME = {"seconds_at_least": 1.0, "bound": "compute", "tokens_per_s_at_most": 1}
 
 
 def planned(**changes: Any) -> dict[str, Any]:
-    """A plan of 8 devices: batches of 8 x 4 prompts of 1,000 tokens, of 8 x 1,024 trained ones."""
+    """A plan of 8 devices: batches of 4 prompts of 1,000 tokens, of a row of 1,024 trained ones."""
     return {
         "device": "TPU v5 lite",
         "devices": 8,

@@ -84,11 +84,12 @@ def test_the_slowest_resource_bounds_a_program(flops, moved, sent, bound, second
 def test_tokens_per_second_are_those_of_all_devices():
     work = {"flops": 100.0, "hbm_bytes": 0, "collectives": {}}
     update = {"rows": [8, 16], **work}
-    sampling = {"prompts": [4, 32], "width": 2, "prefill": work, "decode_step": work}
+    # Two hosts of two devices, each with a batch of its own.
+    sampling = {"devices": 2, "prompts": [4, 32], "width": 2, "prefill": work, "decode_step": work}
     sampling["prefill_tokens"] = 4 * 32
     times = least_times(update, sampling, 4, Ceilings(100, 1, 1))
     rates = {name: times[name]["tokens_per_s_at_most"] for name in times if name != "ceilings"}
-    assert rates == {"gradient": 8 * 16, "prefill": 4 * 32, "decode_step": 4 * 2}
+    assert rates == {"gradient": 8 * 16, "prefill": 2 * 4 * 32, "decode_step": 2 * 4 * 2}
 
 
 def test_the_passes_of_an_update_follow_the_objective():
