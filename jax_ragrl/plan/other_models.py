@@ -32,6 +32,7 @@ from jax_ragrl.plan.abstract_arrays import (
     compile_program,
     replicated_array,
 )
+from jax_ragrl.plan.ceilings import ceilings_of, time_at_least
 from jax_ragrl.plan.index_memory import parts_of
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.description import read_description
@@ -136,7 +137,7 @@ def config_by_name(name: str) -> DecoderConfig:
 
 
 def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
-    """The vectors of an index on the first device, and the memory of the largest search."""
+    """The vectors of an index on the first device; memory and least time of the largest search."""
     if not folder:
         raise UserError("its size is unknown: name index.folder")
     description, devices = read_description(folder), host_mesh(mesh).size
@@ -145,15 +146,21 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
     rows = padded(size)
     vectors = _rows((rows, width), description.get("dtype", "float32"), device)
     stream = stream_rows(device.devices.flat[0])
-    queries = replicated_array((most_queries(size, stream), width), jnp.float32, device)
+    batch = most_queries(size, stream)
+    queries = replicated_array((batch, width), jnp.float32, device)
     count = replicated_array((), jnp.int32, device)
     search = nearest.lower(queries, vectors, count, k=min(DEPTH, size), stream=stream)
     counts = {"vectors": [description["count"], width], "weight_bytes": bytes_of(vectors)}
     try:
-        return counts | compile_program(search, device).facts
+        program = compile_program(search, device)
     except TooLargeError:
         # The vectors alone exceed the memory of the device.
         return counts | {"temporary_bytes": 0, "compile_s": 0.0}
+    counts |= {**program.facts, "queries": batch}
+    if ceilings := ceilings_of(device.devices.flat[0]):
+        work = {"flops": 2 * batch * size * width, **program.traffic().facts()}
+        counts |= time_at_least(work, ceilings)
+    return counts
 
 
 def _rows(shape: tuple[int, int], dtype: str, device: Mesh) -> Any:

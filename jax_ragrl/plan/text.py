@@ -37,7 +37,9 @@ def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
     name = f"sampling{host}, {prompts} x {length} tokens, width {sampling['width']}"
     yield name, f"{size_text(sampling['bytes'])}, of which weights {weights}"
     for section, facts in result["other_models"].items():
-        yield section, size_text(facts["weight_bytes"])
+        time = facts.get("seconds_at_least")
+        search = f", {facts['queries']} queries in at least {time_text(time)}" if time else ""
+        yield section, size_text(facts["weight_bytes"]) + search
     if place := result["index_place"]:
         size = f"{size_text(place['device_bytes'])} per device"
         server = f"a server per host ('ragrl serve retriever'): {size} is too much"

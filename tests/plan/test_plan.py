@@ -30,6 +30,7 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
 from jax_ragrl.plan.abstract_arrays import compile_program
+from jax_ragrl.plan.ceilings import Ceilings
 from jax_ragrl.plan.other_models import OtherModels, count_other_models, host_mesh
 from jax_ragrl.plan.policies import (
     PlannedPolicy,
@@ -378,7 +379,8 @@ def model_folders(tmp_path):
     return tmp_path
 
 
-def test_an_index_and_its_encoder_are_counted(model_folders):
+def test_an_index_and_its_encoder_are_counted(model_folders, monkeypatch):
+    monkeypatch.setattr("jax_ragrl.plan.other_models.ceilings_of", lambda _: Ceilings(1e15, 1e9, 1))
     index = VectorIndex(str(BERT), "exact", folder=str(model_folders / "index"))
     result = count_other_models(index, {}, RUN.shapes, make_mesh((1, 8, 1), jax.devices()))
     vectors, encoder = result.sections["index"], result.sections["encoder"]
@@ -387,6 +389,8 @@ def test_an_index_and_its_encoder_are_counted(model_folders):
     arrays = jax.tree.leaves(load_encoder(BERT)._state)
     assert encoder["weight_bytes"] == sum(x.nbytes for x in arrays)
     assert vectors["temporary_bytes"] >= STREAM * 256 * 4  # float32 scores of a block
+    assert vectors["queries"] == 256 and vectors["bound"] == "memory"
+    assert vectors["seconds_at_least"] * 1e9 / vectors["weight_bytes"] > 1  # it reads all vectors
     weights = vectors["weight_bytes"] + encoder["weight_bytes"]
     assert result.permanent_bytes == weights + max(x["temporary_bytes"] for x in (vectors, encoder))
     assert result.generation_bytes == 0 and result.uncounted_models == []

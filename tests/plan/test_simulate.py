@@ -41,7 +41,10 @@ def planned(**changes: Any) -> dict[str, Any]:
         "memory_bytes": 16 * 2**30,
         "fits": True,
         "checkpoint_bytes": 40 * 10**9,
-        "other_models": {},
+        "other_models": {
+            "index": TIME | {"weight_bytes": 8 * 10**9, "queries": 256},
+            "encoder": {"weight_bytes": 4 * 10**8},
+        },
         "index_place": {},
         "uncounted": ["judge: no folder"],
         "update": {"rows": [8, 1024], "bytes": 10**9, **WORK, "collectives": COLLECTIVES},
@@ -218,6 +221,8 @@ def test_the_text_has_memory_time_and_steps():
     for line in (
         "8 x TPU v5 lite, mesh data 1, fsdp 8, tensor 1",
         "9 GB of 17.2 GB, fits",
+        "8 GB, 256 queries in at least 1 s",
+        "400 MB\n",
         "1 PFLOP, 1 GB of device memory, 639 kernels",
         "28, 3 GB",
         "10 ms (memory), at most 1 tokens/s",
