@@ -53,6 +53,7 @@ from jax_ragrl.retrieval.kinds import (
     VectorIndex,
 )
 from jax_ragrl.run.config import REPLY
+from jax_ragrl.runtime.topology import describe_devices
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import SAMPLING_RULES
 
@@ -222,13 +223,19 @@ def _int8_savings(config: DecoderConfig, params: Any) -> int:
     return savings
 
 
+LITE_HOSTS = {"TPU v5 lite": "v5e:2x2", "TPU v6 lite": "v6e:2x2"}  # the chips of a host of a slice
+
+
 def host_mesh(mesh: Mesh) -> Mesh:
     """The part of a described mesh on its first host, as `local_mesh` of a real one."""
     if len({device.process_index for device in mesh.devices.flat}) == 1:
         return mesh
     rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
-    own = [row for row in rows if row[0].process_index == rows[0, 0].process_index]
-    return Mesh(np.array(own)[None], mesh.axis_names, axis_types=mesh.axis_types)
+    own = np.array([[row for row in rows if row[0].process_index == rows[0, 0].process_index]])
+    # For these kinds XLA compiles no program for a part of a slice.
+    if name := LITE_HOSTS.get(own.flat[0].device_kind):
+        own = np.array(describe_devices(name)).reshape(own.shape)
+    return Mesh(own, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def _first_device(mesh: Mesh) -> Mesh:
