@@ -113,12 +113,14 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       program like that of its policy.
 
     Raises:
-      TooLargeError: the compiler of a TPU found that a program needs more memory.
+      TooLargeError: the compiler of a TPU found that a program needs more memory, or the axis
+        tensor spans several hosts.
     """
     policies, approximations = policies_of(run, config)
     # A run without a mesh uses one device; a plan shards over all devices by default.
     width = min(policy.config.hidden_size for policy in policies.values())
     mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
+    host = host_mesh(mesh)
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     sampling, update = _programs(run, policies, mesh)
@@ -140,7 +142,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "update": update,
         "sampling": sampling,
         "other_models": others.sections,
-        "index_memory": index_memory(run.index, host_mesh(mesh).size),
+        "index_memory": index_memory(run.index, host.size),
         "index_place": index_place(others, peak, memory),
         "uncounted": others.uncounted_models + approximations,
         "peak_bytes": peak,

@@ -53,6 +53,7 @@ from jax_ragrl.retrieval.kinds import (
     VectorIndex,
 )
 from jax_ragrl.run.config import REPLY
+from jax_ragrl.runtime.sharding import part_of_process
 from jax_ragrl.runtime.topology import describe_devices
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import SAMPLING_RULES
@@ -227,15 +228,22 @@ LITE_HOSTS = {"TPU v5 lite": "v5e:2x2", "TPU v6 lite": "v6e:2x2"}  # the chips o
 
 
 def host_mesh(mesh: Mesh) -> Mesh:
-    """The part of a described mesh on its first host, as `local_mesh` of a real one."""
-    if len({device.process_index for device in mesh.devices.flat}) == 1:
+    """The part of a described mesh on its first host, as `local_mesh` of a real one.
+
+    `TooLargeError` if the axis tensor spans several hosts, which a run refuses.
+    """
+    first = mesh.devices.flat[0]
+    if all(device.process_index == first.process_index for device in mesh.devices.flat):
         return mesh
-    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
-    own = np.array([[row for row in rows if row[0].process_index == rows[0, 0].process_index]])
+    try:
+        host = part_of_process(mesh, first.process_index)
+    except UserError as error:
+        raise TooLargeError(str(error), "sampling") from error
     # For these kinds XLA compiles no program for a part of a slice.
-    if name := LITE_HOSTS.get(own.flat[0].device_kind):
-        own = np.array(describe_devices(name)).reshape(own.shape)
-    return Mesh(own, mesh.axis_names, axis_types=mesh.axis_types)
+    if name := LITE_HOSTS.get(first.device_kind):
+        chips = np.array(describe_devices(name)).reshape(host.devices.shape)
+        host = Mesh(chips, mesh.axis_names, axis_types=mesh.axis_types)
+    return host
 
 
 def _first_device(mesh: Mesh) -> Mesh:

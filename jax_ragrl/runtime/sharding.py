@@ -308,14 +308,20 @@ def local_mesh(mesh: Mesh | None) -> Mesh | None:
     """
     if mesh is None or not mesh.is_multi_process:
         return mesh
+    return part_of_process(mesh, jax.process_index())
+
+
+def part_of_process(mesh: Mesh, process: int) -> Mesh:
+    """Returns the part of a mesh, real or described, on the devices of a process; see above."""
     rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
     if any(len({d.process_index for d in row}) > 1 for row in rows):
+        count = sum(device.process_index == process for device in mesh.devices.flat)
         raise UserError(
             f"mesh {tuple(mesh.shape.values())} splits weights over {mesh.shape['tensor']} devices "
-            f"of several hosts, but each samples with its own {len(mesh.local_devices)}: choose a "
-            "tensor axis (the last) that divides these"
+            f"of several hosts, but each samples with its own {count}: choose a tensor axis (the "
+            "last) that divides these"
         )
-    own = [row for row in rows if row[0].process_index == jax.process_index()]
+    own = [row for row in rows if row[0].process_index == process]
     return Mesh(np.array(own)[None], mesh.axis_names, axis_types=mesh.axis_types)
 
 

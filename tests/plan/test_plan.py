@@ -29,7 +29,7 @@ from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
-from jax_ragrl.plan.abstract_arrays import compile_program
+from jax_ragrl.plan.abstract_arrays import TooLargeError, compile_program
 from jax_ragrl.plan.ceilings import Ceilings
 from jax_ragrl.plan.other_models import OtherModels, count_other_models, host_mesh
 from jax_ragrl.plan.policies import (
@@ -104,14 +104,18 @@ def test_each_host_samples_its_own_prompts(monkeypatch):
     """As `local_mesh`: the devices of other hosts have other prompts, in batches of their own."""
     order, kind = (0, 1, 4, 5, 2, 3, 6, 7), types.SimpleNamespace
     chips = np.array([kind(process_index=n // 4, device_kind="TPU v5") for n in order])
-    pod = types.SimpleNamespace(devices=chips.reshape(2, 2, 2), shape={"tensor": 2})
-    monkeypatch.setattr("jax_ragrl.plan.other_models.Mesh", lambda devices, *_, **__: devices)
-    pod.axis_names = pod.axis_types = ()
-    assert host_mesh(pod).tolist() == [[[chips[0], chips[1]], [chips[4], chips[5]]]]
+    pod = kind(devices=chips.reshape(2, 2, 2), shape={"tensor": 2}, axis_names=(), axis_types=())
+    mesh = lambda devices, *_, **__: kind(devices=devices)  # noqa: E731
+    monkeypatch.setattr("jax_ragrl.runtime.sharding.Mesh", mesh)
+    monkeypatch.setattr("jax_ragrl.plan.other_models.Mesh", mesh)
+    assert host_mesh(pod).devices.tolist() == [[[chips[0], chips[1]], [chips[4], chips[5]]]]
+    with pytest.raises(TooLargeError, match="over 4 devices of several hosts"):
+        host_mesh(kind(devices=pod.devices, shape={"tensor": 4}))
     # XLA compiles no program for a part of a slice of v5e: those of one host take their place.
     chips[0].device_kind = "TPU v5 lite"
     monkeypatch.setattr("jax_ragrl.plan.other_models.describe_devices", lambda name: [name] * 4)
-    assert host_mesh(pod).tolist() == [[["v5e:2x2"] * 2] * 2]
+    assert host_mesh(pod).devices.tolist() == [[["v5e:2x2"] * 2] * 2]
+    monkeypatch.undo()
     one = make_mesh((2, 4, 1), jax.devices())
     assert host_mesh(one) is one
     half = make_mesh((1, 4, 1), jax.devices()[:4])
