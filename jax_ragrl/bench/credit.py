@@ -24,7 +24,7 @@ import json
 import pathlib
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +51,8 @@ from jax_ragrl.runtime.jsonl import append_row, read_rows, write_json
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.revision import device_name, revision
 from jax_ragrl.systems.base import Credit, Recipe, masked_credit, path_from_root
+from jax_ragrl.training.setup import method_of, prepare_policies
+from jax_ragrl.training.step import with_scorer
 from jax_ragrl.types import Question
 
 BLOCK = 4  # questions whose rollouts share batches
@@ -308,6 +310,7 @@ class Auditor(NamedTuple):
     audit: Audit
     rules: Sequence[AuditedRule]
     seed: int
+    scored: Callable[[Forest], Forest] = lambda forest: forest
 
     def rows(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
         """Audits one decision per question; returns a record for `table` of each."""
@@ -435,8 +438,8 @@ class Auditor(NamedTuple):
                 tokens[record.question] += len(record.action.ids) if record.action else 0
             for rule in (rule for rule in self.rules if rule.shape == shape):
                 try:
-                    credit_N, weight_N = rule.credit(forest, reward_N)
-                    _, whole_weight_N = rule.credit(whole, whole_reward_N)
+                    credit_N, weight_N = rule.credit(self.scored(forest), reward_N)
+                    _, whole_weight_N = rule.credit(self.scored(whole), whole_reward_N)
                 except UserError:
                     continue  # not made for rollouts of this shape
                 draws = [
@@ -471,7 +474,11 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
     write_json(settings, claim)
     parts = build_components(job, folder)
     sampler = PolicySampler(parts.models(), parts.tokenizer, job.shapes)
-    auditor = Auditor(job.recipe, parts.environment(sampler), audit, rules, job.seed)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer)
+    scored = functools.partial(
+        with_scorer, method=method_of(job), policies=policies, tokenizer=parts.tokenizer
+    )
+    auditor = Auditor(job.recipe, parts.environment(sampler), audit, rules, job.seed, scored)
     shuffled = [*parts.questions["train"]]
     random.Random(job.seed).shuffle(shuffled)
     chosen = shuffled[: audit.questions]

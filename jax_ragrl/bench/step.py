@@ -34,7 +34,7 @@ from jax_ragrl.run.parts import Components
 from jax_ragrl.runtime.compile_cache import compile_seconds
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.setup import acting_environment, method_of, prepare_policies
-from jax_ragrl.training.step import learn, roll_out, turns_to_train
+from jax_ragrl.training.step import learn, roll_out, turns_to_train, with_scorer
 from jax_ragrl.types import Question
 
 
@@ -119,7 +119,7 @@ def _measure_step(
     waiting = WaitingTimes()
     forest = roll_out(method, environment._replace(times=waiting), questions, step)
     seconds = waiting.seconds()
-    turns, _ = turns_to_train(method, forest)
+    turns, _ = turns_to_train(method, with_scorer(forest, method, policies, components.tokenizer))
     rollout_end = time.perf_counter()
     policies, _ = learn(method, policies, forest, turns, step)
     # Updates are dispatched asynchronously: the step ends when the parameters are computed.

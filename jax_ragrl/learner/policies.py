@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_ragrl.config.ranges import Count, NotNegative
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.optimizer import Optimizer, check_rate
-from jax_ragrl.learner.packing import Turn, group_turns
+from jax_ragrl.learner.packing import Minibatches, Turn, group_turns, lay_out
 from jax_ragrl.learner.state import Policy, scalar
-from jax_ragrl.learner.update import update
+from jax_ragrl.learner.update import score_policy, update
+from jax_ragrl.rollout.tree import Text
+from jax_ragrl.runtime.sharding import data_parallel_size
+from jax_ragrl.text.tokenizer import ChatTokenizer
 
 Policies = Mapping[str, Policy]
 
@@ -162,3 +166,34 @@ def with_new_references(policies: Policies) -> dict[str, Policy]:
             new = jax.tree.map(lambda x, y: jnp.array(x, y.dtype), policy.state.policy.params, old)
             result[name] = policy.with_state(reference=new)
     return result
+
+
+def score_texts(
+    policies: Policies,
+    policy_of: Mapping[str, str],
+    tokenizer: ChatTokenizer,
+    texts: Sequence[Text],
+) -> list[np.ndarray]:
+    """Returns the log-probabilities in nats of the tokens of each text after its prompt.
+
+    Float32 `[tokens]`, at the sampling temperature of the policy of its role, whatever the role's
+    grammar allows; NaN if prompt and text exceed the longest row. Prompts that begin alike are rows
+    of prefix trees, so that the turns of a conversation cost about as much as its last one.
+    """
+    turns = []
+    for n, (role, prompt, text, opening) in enumerate(texts):
+        before = tokenizer.encode_action(opening, after_prompt=True)
+        turns.append(Turn(n, role, (*prompt, *before), tuple(tokenizer.encode(text))))
+    scores = [np.full(len(turn.ids), np.nan, np.float32) for turn in turns]
+    for name, policy in policies.items():
+        # A grammar would remove the probability of other texts.
+        spec = policy.spec._replace(allowed_ZV=None, grammars=None)
+        own = [turn for turn in turns if turn.ids and policy_of[turn.role] == name]
+        if groups := group_turns(own, spec.layout):
+            devices = data_parallel_size(spec.mesh)
+            data = Minibatches([lay_out(groups, spec.roles, spec.layout, devices)])
+            logp_AT = score_policy(policy._replace(spec=spec), data)
+            rows = zip(data.actions.node_A, data.actions.size_A, logp_AT, strict=True)
+            for n, size, logp_T in rows:
+                scores[n] = logp_T[:size]
+    return scores

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.runtime.records import declare
 from jax_ragrl.types import Passage, Question
@@ -123,6 +124,22 @@ class Record:
         return "" if is_limit else self.finish_reason
 
 
+class Text(NamedTuple):
+    """A text of which the log-probability is asked, see `Forest.score`.
+
+    Fields:
+      role: whose policy is asked.
+      prompt: the token ids before it, such as `Action.prompt_ids`.
+      text: what is scored, without a stop token.
+      opening: text between the prompt and `text`, such as the tag of an answer; not scored.
+    """
+
+    role: str
+    prompt: tuple[int, ...]
+    text: str
+    opening: str = ""
+
+
 @declare
 class Forest(NamedTuple):
     """All rollouts of a batch of questions.
@@ -137,6 +154,7 @@ class Forest(NamedTuple):
       records: the host side of every node.
       failed_questions, failures: ascending indices of questions whose environment failed, and the
         error messages. They have no nodes and no reward.
+      scorer: asks the policies in training, see `score`; None before the credit is assigned.
     """
 
     questions: tuple[Question, ...]
@@ -150,6 +168,23 @@ class Forest(NamedTuple):
     records: tuple[Record, ...]
     failed_questions: tuple[int, ...] = ()
     failures: tuple[str, ...] = ()
+    scorer: Callable[[Sequence[Text]], list[np.ndarray]] | None = None
+
+    def score(self, texts: Sequence[Text]) -> list[np.ndarray]:
+        """Returns the log-probabilities of the tokens of each text, for a credit that reads them.
+
+        Float32 `[tokens]` in nats, under the policies before the update, see
+        `learner.policies.score_texts`.
+
+        Raises:
+          UserError: the credit is asked outside of a step.
+        """
+        if self.scorer is None:
+            raise UserError(
+                "this credit asks for the log-probabilities of texts, which are computed within a "
+                "step: set run.refill=0 and run.prefer_signal=False, which ask it before that"
+            )
+        return self.scorer(texts)
 
     @property
     def has_failed(self) -> bool:

@@ -51,7 +51,7 @@ from jax_ragrl.training.setup import (
     trained_state,
     updates_of,
 )
-from jax_ragrl.training.step import dead_questions, learn, turns_to_train
+from jax_ragrl.training.step import dead_questions, learn, turns_to_train, with_scorer
 from jax_ragrl.training.warden import Warden
 
 
@@ -150,7 +150,8 @@ def take_step(
     rollouts.begin(policies, step + 1)
     monitor.check_rollout(forest)
     # 2. Assign credit and update.
-    turns, credit_N = turns_to_train(method, forest)
+    scored = with_scorer(forest, method, policies, parts.tokenizer)
+    turns, credit_N = turns_to_train(method, scored)
     clock.lap("time/rollout_s")
     policies, metrics = learn(method, policies, forest, turns, step)
     clock.lap("time/train_s")

@@ -9,6 +9,7 @@ it measures them, and begins the rollouts of the next step in between (`training
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,13 +19,14 @@ import numpy as np
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference, pairs_of, prefer_all
 from jax_ragrl.learner.packing import Turn, carry_credit, turns_of
-from jax_ragrl.learner.policies import Policies, Schedule, update_all
+from jax_ragrl.learner.policies import Policies, Schedule, score_texts, update_all
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.data_parallel import join_forests, merge_shards, own_shard
 from jax_ragrl.rollout.rewards import rewards_of
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.systems.base import Credit, Recipe
+from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 
 
@@ -71,6 +73,7 @@ def train_step(
     environment: Environment,
     questions: Sequence[Question],
     step: int,
+    tokenizer: ChatTokenizer | None = None,
 ) -> tuple[Policies, dict[str, float], Forest]:
     """Takes one step; on several processes all of them call it (a collective).
 
@@ -80,11 +83,12 @@ def train_step(
       environment: a sampler of the policies, retriever and language models.
       questions: of the step, on all processes the same.
       step: from 0; part of every seed.
+      tokenizer: of the policies, for a credit that scores texts (`Forest.score`).
 
     Returns the updated policies, the metrics of the update and the rollouts with their rewards.
     """
     forest = roll_out(method, environment, questions, step)
-    turns, _ = turns_to_train(method, forest)
+    turns, _ = turns_to_train(method, with_scorer(forest, method, policies, tokenizer))
     policies, metrics = learn(method, policies, forest, turns, step)
     return policies, metrics, forest
 
@@ -137,6 +141,16 @@ def join(method: Method, first: Forest, second: Forest) -> Forest:
     numbers = range(size), range(size, len(questions))
     forest = join_forests(questions, (first, second), numbers)
     return forest._replace(reward_N=rewards_of(method.recipe.reward, forest))
+
+
+def with_scorer(
+    forest: Forest, method: Method, policies: Policies, tokenizer: ChatTokenizer | None
+) -> Forest:
+    """Returns the forest as a credit may read it: `Forest.score` asks the policies."""
+    if tokenizer is None:
+        return forest
+    scorer = functools.partial(score_texts, policies, method.policy_of, tokenizer)
+    return forest._replace(scorer=scorer)
 
 
 def turns_to_train(method: Method, forest: Forest) -> tuple[list[Turn], np.ndarray]:

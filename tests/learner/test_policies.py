@@ -7,15 +7,34 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn
-from jax_ragrl.learner.policies import Phase, Schedule, update_all, with_kl, with_new_references
+from jax_ragrl.learner.policies import (
+    Phase,
+    Schedule,
+    score_texts,
+    update_all,
+    with_kl,
+    with_new_references,
+)
+from jax_ragrl.rollout.tree import Text
 from jax_ragrl.training.setup import enter_phase
-from tests.learner.bigram import ROLES, STEERED, deep, named, prepared
+from tests.learner.bigram import (
+    GRPO,
+    GRPO_ADAM,
+    HEAT,
+    ROLES,
+    STEERED,
+    bigram,
+    deep,
+    named,
+    prepared,
+)
 
 TRIO = ("plan", "analysis", "rewrite")
 STAGED = Schedule(phases=(Phase(3, ("plan",)), Phase(2, ("analysis", "rewrite"))))
@@ -189,3 +208,44 @@ def test_a_negative_or_non_finite_rate_is_refused(rate: float):
     with pytest.raises(UserError, match="phases policy_lr is"):
         Phase(1, ("plan",), policy_lr=rate)
     Optimizer(0.0, 0.0)
+
+
+def logits(decoder, ids) -> np.ndarray:
+    """Returns the logits of one sequence in a forward of its own, float64 `[L, V]`."""
+    graph, state = nnx.split(decoder)
+
+    def forward(state, ids_1L, positions_1L):
+        decoder = nnx.merge(graph, state)
+        return decoder.logits(decoder(ids_1L, positions_1L, None)[0])
+
+    inputs = jax.device_put((np.array([ids], np.int32), np.arange(len(ids), dtype=np.int32)[None]))
+    return jax.device_get(jax.jit(forward)(state, *inputs))[0].astype(np.float64)
+
+
+def test_texts_have_the_log_probabilities_of_a_forward_of_each_context_alone():
+    # A mask, as of a strict grammar, which other texts are not subject to.
+    allowed = np.zeros((2, 12), bool)
+    policies = {"a": prepared(GRPO, GRPO_ADAM, deep(), allowed_ZV=allowed)}
+    policies["b"] = prepared(GRPO, GRPO_ADAM)
+    encode = lambda text, **_: [int(word) for word in text.split()]  # noqa: E731
+    tokenizer = SimpleNamespace(encode=encode, encode_action=encode)
+    # The turns of a conversation, whose prompts continue each other, in any order.
+    texts = [
+        Text("planner", (1, 2, 3, 4, 5, 6), "7 8", "9"),
+        Text("planner", (1, 2, 3), "7 8", "9"),
+        Text("executor", (1, 2, 3), "7 8"),
+        Text("planner", (1, 2, 3), "4"),
+        Text("planner", (1, 2, 3), ""),
+        Text("planner", (1,) * 16, "7 8"),  # longer than a row
+    ]
+    policy_of = dict(zip(ROLES, "ab", strict=True))
+    scores = score_texts(policies, policy_of, tokenizer, texts)
+    decoders = {"planner": deep(), "executor": bigram()}
+    for text, actual in zip(texts[:4], scores, strict=False):
+        ids = [*text.prompt, *encode(text.opening), *encode(text.text)]
+        logp_LV = logits(decoders[text.role], ids) / HEAT
+        logp_LV -= np.log(np.exp(logp_LV).sum(axis=1, keepdims=True))
+        count = len(encode(text.text))
+        expected = [logp_LV[i - 1, ids[i]] for i in range(len(ids) - count, len(ids))]
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert len(scores[4]) == 0 and np.isnan(scores[5]).all() and len(scores[5]) == 2

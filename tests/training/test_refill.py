@@ -4,13 +4,14 @@ import pathlib
 import zlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import Forest, Text
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop
@@ -39,6 +40,7 @@ class Routes:
       fails: whether no call of the language model has a reply.
       asked: the questions of each rollout by step.
       trained: the questions of each update.
+      credits: those of the turns of the last one.
       interrupted_at: a step whose update is interrupted once.
     """
 
@@ -72,13 +74,14 @@ class Routes:
             raise KeyboardInterrupt
         numbers = {forest.records[turn.node].question for turn in turns}
         self.trained.append({forest.questions[i].id for i in numbers})
+        self.credits = [turn.credit for turn in turns]
         return self.learn(method, policies, forest, turns, step)
 
-    def train(self, workdir: str = "run", **run: Any) -> pathlib.Path:
+    def train(self, workdir: str = "run", credit: str = "siblings", **run: Any) -> pathlib.Path:
         """Trains with settings of `run`; returns the folder of the run."""
         changes = {"steps": STEPS, "questions_per_step": PER_STEP, "save_every": 1} | run
         settings = {f"run.{name}": value for name, value in changes.items()}
-        settings |= {"policy": self.folder / "policy", "run.dev_questions": 0}
+        settings |= {"policy": self.folder / "policy", "run.dev_questions": 0, "credit": credit}
         settings |= {"objective.importance_weight_cap": 2.0, "data.world.size": 40}
         settings |= {"objective.skip_zero_advantage": False}  # which would leave out dead ones, too
         overrides = [f"--config.{name}={value}" for name, value in settings.items()]
@@ -134,6 +137,26 @@ def test_without_refill_dead_questions_remain_and_asked_again_they_have_other_se
 
 def asked_first(routes: Routes) -> list[Question]:
     return QuestionStream(routes.questions, routes.seed).draw(PER_STEP)
+
+
+def confidence(forest, reward_N, rule):
+    """The log-probability of the gold answer after the prompt of each action."""
+    actions = np.flatnonzero(~forest.leaf_N)
+    records = [forest.records[n] for n in actions]
+    texts = [
+        Text(r.role, r.action.prompt_ids, forest.questions[r.question].answers[0]) for r in records
+    ]
+    credit_N = np.zeros(len(forest.records), np.float32)
+    credit_N[actions] = [logp_T.sum() for logp_T in forest.score(texts)]
+    return credit_N, (~forest.leaf_N).astype(np.float32)
+
+
+def test_a_credit_scores_texts_within_a_step_and_not_before_it(routes):
+    credit = f"{__name__}:confidence"
+    routes.train("scored", credit, steps=1)
+    assert routes.credits and all(-500 < credit < 0 for credit in routes.credits)
+    with pytest.raises(UserError, match=r"log-probabilities of texts, .* set run.refill=0"):
+        routes.train("refilled", credit, steps=1, refill=1)
 
 
 def test_failed_questions_are_not_replaced(routes):
