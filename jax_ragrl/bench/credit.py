@@ -574,8 +574,9 @@ def _intervals(tables: Sequence[Mapping[str, str]], title: str) -> Markup:
     """One measure of all rules with its interval."""
     ends = [[float(x) for x in re.findall(r"-?[0-9.]+|nan", row[title])] for row in tables]
     finite = [x for row in ends for x in row if np.isfinite(x)]
-    # An interval of few decisions may be wide without end.
-    low, high = max(min([0.0, *finite]), -2.0), min(max([1.0, *finite]), 3.0)
+    # An interval of few decisions may be wide without end, and is cut.
+    top = max([1.0, *(abs(mean) for mean, *_ in ends if np.isfinite(mean))])
+    low, high = max(min([0.0, *finite]), -2 * top), min(max([1.0, *finite]), 3 * top)
     frame = Frame(FULL, 34 + 24 * len(ends), low, high, 0, 1, margin_left=310)
     parts = [
         element("line", x1=frame.x(v), x2=frame.x(v), y1=4, y2=frame.height - 24, class_="rule")

@@ -1,9 +1,11 @@
 """The audit of credit, on a system and on a decision process of which the values are known."""
 
+import re
+
 import numpy as np
 import pytest
 
-from jax_ragrl.bench.credit import Audit, Auditor, page, rules_of, table
+from jax_ragrl.bench.credit import Audit, Auditor, _intervals, page, rules_of, table
 from jax_ragrl.bench.fidelity import moments_of, replay_of, with_intervals
 from jax_ragrl.credit.assign import over_siblings
 from jax_ragrl.errors import UserError
@@ -101,6 +103,15 @@ def test_the_table_has_all_decisions_roles_and_depths_and_the_page_shows_them(ro
     assert all(set(row["cells"]) == set(result["columns"]) for row in result["rows"])
     text = page(result, rows, own.rules)
     assert text.count("<svg") >= 3 + len(own.rules) and "tree of 2, siblings" in text
+
+
+def test_a_chart_shows_values_of_any_size_and_cuts_an_interval_without_end():
+    cells = [("20.00 [14.00, 27.00]", "a"), ("5.00 [-900.00, 9.00]", "b")]
+    chart = _intervals([{"Rule": rule, "Worth": text} for text, rule in cells], "Worth")
+    x20, x5 = (float(x) for x in re.findall(r'<circle cx="([0-9.]+)', chart))
+    ends = [float(x) for x in re.findall(r'x[12]="([0-9.]+)"[^>]*class="whisker"', chart)]
+    scale = (x20 - x5) / 15
+    assert scale > 2 and min(ends) >= x5 - 46 * scale
 
 
 def test_a_rule_of_ones_own_is_audited_on_chains_and_trees():
