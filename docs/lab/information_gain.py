@@ -9,12 +9,28 @@ turn the reward of the answer:
   r_t = p(gold | context after turn t) - p(gold | context before it),  p = exp(mean log-probability)
 
 The group rule compares all turns of a question, and a turn has the sum from itself on.
+
+    python docs/lab/information_gain.py --config.policy=runs/warm/checkpoint
+
+prints as JSON what asking for the gold answer after every turn takes of a step of six turns.
 """
 
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+import jax
 import numpy as np
 
 from jax_ragrl.credit.assign import Rule, compare, reachable_leaves
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Text
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.overrides import load_config
+from jax_ragrl.training.setup import acting_environment, method_of, prepare_policies
+from jax_ragrl.training.step import learn, roll_out, turns_to_train, with_scorer
 
 
 def gain(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
@@ -56,3 +72,35 @@ def turn_rewards(forest: Forest, reward_N: np.ndarray) -> np.ndarray:
     # The last turn has the reward of its answer, not a difference of two kinds.
     before_N = np.where(last_N > 0, 0, value_N)
     return np.where(count_N > 0, after_N - before_N, 0).astype(np.float32)
+
+
+def main(overrides: list[str]) -> None:
+    turns = ["--config.recipe.system.max_turns=6", "--config.credit=information_gain:gain"]
+    job = load_job(load_config("configs/tiny/search_r1.py", [*turns, *overrides]))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = build_components(job, pathlib.Path(folder))
+    policies, method = prepare_policies(job, parts.policies, parts.tokenizer), method_of(job)
+    questions = parts.questions["train"][: job.run.questions_per_step]
+    for _ in range(3):  # the first step compiles
+        seconds, start = 0.0, time.perf_counter()
+        forest = roll_out(method, acting_environment(job, parts, policies), questions, 0)
+        asked = with_scorer(forest, method, policies, parts.tokenizer)
+
+        def score(texts, scorer=asked.scorer):
+            nonlocal seconds
+            before = time.perf_counter()
+            found = scorer(texts)
+            seconds += time.perf_counter() - before
+            return found
+
+        turns, _ = turns_to_train(method, asked._replace(scorer=score))
+        policies, _ = learn(method, policies, forest, turns, 0)
+        jax.block_until_ready([policy.state.policy.params for policy in policies.values()])
+        step = time.perf_counter() - start
+    sizes = np.bincount(forest.question_N[~forest.leaf_N]) / method.recipe.rollouts
+    facts = {"turns_per_rollout": sizes.mean(), "score_s": seconds, "step_s": step}
+    print(json.dumps({**facts, "share": seconds / step}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -4,10 +4,19 @@ The question is searched first. The policy, which reads the beginnings of the pa
 more query. Its reward is the nDCG at 10 of the gold passages that the first search missed (the
 reward of rewrites in the paper), so that it needs no reader.
 
+    ragrl warmup demos --config=configs/real/opera.py --writer=labels --out=runs/rewriter/all.jsonl
+    grep '"role": "rewrite"' runs/rewriter/all.jsonl > runs/rewriter/labels.jsonl
+    ragrl warmup sft --config=configs/real/warm_start.py --out=runs/rewriter/S --config.epochs=3 \
+        --config.data.demos=runs/rewriter/labels.jsonl
     python docs/lab/rewriter.py questions runs/rewriter     # files of questions of several hops
-    ragrl train --config=docs/lab/rewriter.py --config.policy=S --workdir=runs/rewriter/R
-    python docs/lab/rewriter.py recall test runs/rewriter/R R.jsonl    # per question
-    python docs/lab/rewriter.py compare R.jsonl S.jsonl                # JSON, in percent
+    ragrl train --config=docs/lab/rewriter.py --config.policy=runs/rewriter/S/checkpoint \
+        --workdir=runs/rewriter/R
+    ragrl export runs/rewriter/R --out=runs/rewriter/policy
+    python docs/lab/rewriter.py recall test runs/rewriter/policy R.jsonl    # per question
+    python docs/lab/rewriter.py compare R.jsonl S.jsonl                     # JSON
+
+Imitation of the best own queries is `ragrl train ... --config.objective.advantage=best_of_group
+--config.objective.loss=policy_gradient_loss`.
 """
 
 import dataclasses
