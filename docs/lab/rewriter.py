@@ -9,8 +9,8 @@ reward of rewrites in the paper), so that it needs no reader.
     ragrl warmup sft --config=configs/real/warm_start.py --out=runs/rewriter/S --config.epochs=3 \
         --config.data.demos=runs/rewriter/labels.jsonl
     python docs/lab/rewriter.py questions runs/rewriter     # files of questions of several hops
-    ragrl train --config=docs/lab/rewriter.py --config.policy=runs/rewriter/S/checkpoint \
-        --workdir=runs/rewriter/R
+    PYTHONPATH=docs/lab ragrl train --config=docs/lab/rewriter.py --workdir=runs/rewriter/R \
+        --config.policy=runs/rewriter/S/checkpoint
     ragrl export runs/rewriter/R --out=runs/rewriter/policy
     python docs/lab/rewriter.py recall test runs/rewriter/policy R.jsonl    # per question
     python docs/lab/rewriter.py compare R.jsonl S.jsonl                     # JSON
@@ -54,6 +54,7 @@ from jax_ragrl.systems.opera.system import Opera, previews
 from jax_ragrl.text.metrics import paired_bootstrap
 from jax_ragrl.types import Passage, Question
 
+OPERA = pathlib.Path(__file__).parents[2] / "configs" / "real" / "opera.py"
 READ, DEPTH = 2, 10  # passages that count for recall, and for the reward
 
 
@@ -114,11 +115,11 @@ def recipe(settings: Settings) -> Recipe:
 
 
 def get_config() -> ConfigDict:
-    config = runpy.run_path("configs/real/opera.py")["get_config"]()
-    files = {split: f"runs/rewriter/{split}.jsonl" for split in ("train", "dev", "test")}
+    config = runpy.run_path(str(OPERA))["get_config"]()
+    files = {split: f"runs/rewriter/{split}.jsonl" for split in SPLITS}
     config.update(
         {
-            "system": "docs.lab.rewriter",
+            "system": "rewriter",
             "data": {"files": {"corpus": "mixture:corpus", **files}},
             "run": {
                 "steps": 40,

@@ -6,11 +6,14 @@ import runpy
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Record, build_forest
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_rows
+from jax_ragrl.types import Passage, Question
 
 LAB = pathlib.Path(__file__).parents[2] / "docs" / "lab"
 VECTORS = ("--count=2000", "--dimension=16", "--queries=100", "--repeats=1")
@@ -80,3 +83,41 @@ def test_queries_prints_the_recall_of_gold_by_rule(run):
         assert recalls.pop("best") >= max(recalls.values()) and max(recalls.values()) <= 100
     second = tables["second 1, 2wiki"]
     assert second["label"] > second["keywords"] >= 25  # the first passage counts, too
+
+
+def test_a_second_query_earns_the_gold_that_the_first_one_missed(monkeypatch, tmp_path, run):
+    monkeypatch.syspath_prepend(LAB)
+    job = load_job(load_config(None, [f"--config={LAB / 'rewriter.py'}"]))
+    assert list(job.recipe.system.roles) == ["rewrite"] and job.recipe.width == 8
+    question = Question("q", "Who?", ("x",), gold=("A", "B"))
+    first, other, second = (Passage(name, name, "text") for name in "AXB")
+    records = [
+        Record(NO_PARENT, 0, LEAF, 1, (n,), calls=calls, answer="")
+        for n, calls in enumerate(
+            (Call(SEARCH, 0, 1, "q", passages=(first,)), Call(SEARCH, 1, 2, "r", passages=last))
+            for last in ((second,), (other, second), (first, other))
+        )
+    ]
+    reward_N = job.recipe.reward(build_forest([question], records))
+    np.testing.assert_allclose(reward_N, [1, 1 / np.log2(3), 0], rtol=1e-6)
+    for name, recalls in {"a": (1.0, 0.5), "b": (0.5, 0.5)}.items():
+        write_rows(tmp_path / name, ({"recall": x} for x in recalls))
+    result = run("rewriter.py", "compare", tmp_path / "a", tmp_path / "b")
+    assert result["recall"] == [75.0, 50.0] and result["difference"][0] == 0.25
+
+
+def test_the_gain_of_information_is_the_change_of_the_probability_of_the_gold_answer():
+    """A chain of two searches and an answer: the last turn has the reward of the answer."""
+    turn_rewards = runpy.run_path(str(LAB / "information_gain.py"))["turn_rewards"]
+    question, log = Question("q", "Who?", ("x",)), np.log
+    records = [
+        Record(n - 1, 0, "agent", n + 1, (0,) * (n + 1), action=Action((n,), (7,), "a"))
+        for n in range(3)
+    ]
+    records.append(Record(2, 0, LEAF, 4, (0,) * 4, answer="x"))
+    logps = {(0,): [log(0.2)], (1,): [log(0.25), 0.0], (2,): [log(0.6)]}  # means, then exp
+    forest = build_forest([question], records)._replace(
+        scorer=lambda texts: [np.array(logps[text.prompt]) for text in texts]
+    )
+    reward_N = turn_rewards(forest, np.array([0, 0, 0, 1], np.float32))
+    np.testing.assert_allclose(reward_N, [0.5 - 0.2, 0.6 - 0.5, 1.0, 0.0], rtol=1e-6)
