@@ -42,6 +42,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "faults": glossary.faults,
     "axes": glossary.axes,
     "paper": papers.markdown,
+    "planned": papers.planned,
 }
 MARK = re.compile(r"^<!-- generated: (\w+)((?: [\w./]+)*) -->$", re.MULTILINE)
 

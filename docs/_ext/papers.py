@@ -136,6 +136,13 @@ def _stages(name: str, paper: dict[str, Any]) -> str:
     return "\n".join([*parts, _table(head, paper["planned"]), "", paper["simulated"]])
 
 
+def planned() -> str:
+    """All papers on all machines in one table."""
+    rows = [[p["title"], *row[:4]] for p in papers().values() for row in p["planned"]]
+    head = ["paper", "machine", "GB per device", "seconds per step", "hours"]
+    return _table(head, rows) + "\n\n" + papers()["c3po"]["simulated"]
+
+
 def _results(_: str, paper: dict[str, Any]) -> str:
     systems = paper["rows"]
     head = ["set", *(cell for system in systems for cell in (system, "here"))]
