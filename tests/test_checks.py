@@ -119,11 +119,12 @@ def test_a_missing_python_is_skipped_with_a_line(tmp_path):
     ],
 )
 def test_the_last_lines_name_skipped_stages_and_failed_tests(tmp_path, code, last, status):
-    """The functions and the end of the real script, with two other stages."""
+    """The functions and the end of the real script, with two stages, of which one began before."""
     _, _, rest = (CI / "run").read_text().partition("passed=0\n")
-    functions, end = rest.partition("# The reference")[0], rest.partition("docs/_build\n")[2]
+    functions, end = rest.partition("# The reference")[0], rest.partition("'docs' print_pages\n")[2]
     stages = "exits() { echo 1 test; echo FAILED tests/a.py; return " + f"{code}; }}\n"
-    stages += f"{functions}stage even true\nstage odd exits\n"
+    stages += f'{functions}exits >"$logs/sphinx" &\npages=$!\n'
+    stages += "stage even true\nstage odd print_pages\n"
     script = f"set -euo pipefail\nlogs={tmp_path}\npassed=0\n{stages}{end}"
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ran.stdout.endswith(last) and ran.returncode == status, (ran.stdout, ran.stderr)
