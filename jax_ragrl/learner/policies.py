@@ -179,7 +179,12 @@ def score_texts(
     Float32 `[tokens]`, at the sampling temperature of the policy of its role, whatever the role's
     grammar allows; NaN if prompt and text exceed the longest row. Prompts that begin alike are rows
     of prefix trees, so that the turns of a conversation cost about as much as its last one.
+
+    Raises:
+      UserError: a text names no role.
     """
+    if unknown := {text.role for text in texts} - policy_of.keys():
+        raise UserError(f"a text names role {min(unknown)!r}: use some of {', '.join(policy_of)}")
     turns = []
     for n, (role, prompt, text, opening) in enumerate(texts):
         before = tokenizer.encode_action(opening, after_prompt=True)

@@ -249,3 +249,5 @@ def test_texts_have_the_log_probabilities_of_a_forward_of_each_context_alone():
         expected = [logp_LV[i - 1, ids[i]] for i in range(len(ids) - count, len(ids))]
         np.testing.assert_allclose(actual, expected, atol=1e-5)
     assert len(scores[4]) == 0 and np.isnan(scores[5]).all() and len(scores[5]) == 2
+    with pytest.raises(UserError, match="names role 'judge': use some of planner, executor"):
+        score_texts(policies, policy_of, tokenizer, [Text("judge", (1,), "7")])
