@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 from jax_ragrl.corpus.questions import SPLITS
 from jax_ragrl.credit.assign import child_mean
 from jax_ragrl.retrieval.base import search_all
-from jax_ragrl.retrieval.measures import ndcg_at
+from jax_ragrl.retrieval.measures import names_of, ndcg_at, recall_at
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.expand import Tree, single_chain
@@ -78,7 +78,7 @@ class OneRewrite(Opera):
 
 def missing(question: Question, passages: Sequence[Passage]) -> tuple[str, ...]:
     """The gold names that no passage has."""
-    return tuple(name for name in question.gold if not any(name in p.names for p in passages))
+    return tuple(set(question.gold) - names_of(passages))
 
 
 def reward(forest: Forest) -> np.ndarray:
@@ -173,9 +173,9 @@ def main(command: str, *arguments: str) -> None:
         for leaf in np.flatnonzero(forest.leaf_N):
             record, question = forest.records[leaf], questions[forest.question_N[leaf]]
             first, second = search_turns(record)
-            left = missing(question, [*first, *second[:READ]])
             query = [call.request for call in record.calls if call.purpose == SEARCH][1]
-            row = {"id": question.id, "query": query, "recall": 1 - len(left) / len(question.gold)}
+            recall = recall_at(question.gold, [*first, *second[:READ]], 2 * READ)
+            row = {"id": question.id, "query": query, "recall": recall}
             file.write(json.dumps(row) + "\n")
 
 
