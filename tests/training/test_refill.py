@@ -11,9 +11,12 @@ from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.rollout.effects import CallTool
+from jax_ragrl.rollout.tools import Tool, Tools
 from jax_ragrl.rollout.tree import Forest, Text
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.load import load_job
+from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.training import loop
 from jax_ragrl.training.log import read_metrics
 from jax_ragrl.training.rollouts import collect_shard
@@ -42,11 +45,12 @@ class Routes:
       trained: the questions of each update.
       credits: those of the turns of the last one.
       interrupted_at: a step whose update is interrupted once.
+      tools: those that questions may call.
     """
 
     def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
         self.folder, self.interrupted_at = folder, -1
-        self.right, self.fails = has_signal, False
+        self.right, self.fails, self.tools = has_signal, False, Tools({})
         self.asked, self.trained = list[tuple[int, list[str]]](), list[set[str]]()
         self.learn = loop.learn
         saved_policy(folder)
@@ -55,7 +59,8 @@ class Routes:
         monkeypatch.setattr(ROLL_OUT, self.collect)
 
     def environment(self) -> Any:
-        return Tape(improvise, replies={"answer_direct": self.reply}).environment()
+        tape = Tape(improvise, replies={"answer_direct": self.reply})
+        return tape.environment()._replace(tools=self.tools)
 
     def reply(self, request: LLMRequest) -> str | EffectError:
         text = request.messages[-1].content
@@ -177,14 +182,31 @@ def test_a_step_without_a_signal_changes_nothing(routes):
     assert after["checksums"] == before["checksums"]
 
 
+def length(text: str) -> dict[str, int]:
+    """A tool."""
+    return {"length": len(text)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("prefers", [False, True])
-def test_a_resumed_run_is_bit_identical(routes, monkeypatch, staleness, prefers):
+@pytest.mark.parametrize(
+    ("staleness", "prefers", "calls_tool"),
+    [(0, False, False), (0, True, False), (1, False, False), (1, True, True)],
+)
+def test_a_resumed_run_is_bit_identical(routes, monkeypatch, staleness, prefers, calls_tool):
     """The rollouts in flight are saved with the questions that replaced dead ones.
 
     There are few questions, so that outcomes decide what later epochs ask.
     """
+    if calls_tool:
+        routes.tools = Tools({"length": Tool("python", f"{__name__}:length")})
+        steps = C3PO.steps
+
+        def measured_first(self, question):
+            result = yield CallTool("length", {"text": question.text})
+            assert result.value == length(question.text)
+            yield from steps(self, question)
+
+        monkeypatch.setattr(C3PO, "steps", measured_first)
     settings = {"refill": 2, "staleness": staleness, "prefer_signal": prefers}
     stream = QuestionStream
     monkeypatch.setattr(loop, "QuestionStream", lambda questions, seed: stream(questions[:9], seed))
