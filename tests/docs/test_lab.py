@@ -85,10 +85,13 @@ def test_queries_prints_the_recall_of_gold_by_rule(run):
     assert second["label"] > second["keywords"] >= 25  # the first passage counts, too
 
 
-def test_a_second_query_earns_the_gold_that_the_first_one_missed(monkeypatch, tmp_path, run):
+@pytest.mark.parametrize("system, role", [("opera", "rewrite"), ("coda", "executor")])
+def test_a_second_query_earns_the_gold_that_the_first_one_missed(
+    monkeypatch, tmp_path, run, system, role
+):
     monkeypatch.syspath_prepend(LAB)
-    job = load_job(load_config(None, [f"--config={LAB / 'rewriter.py'}"]))
-    assert list(job.recipe.system.roles) == ["rewrite"] and job.recipe.width == 8
+    job = load_job(load_config(None, [f"--config={LAB / 'second_query.py'}:{system}"]))
+    assert list(job.recipe.system.roles) == [role] and job.recipe.width == 8
     question = Question("q", "Who?", ("x",), gold=("A", "B"))
     first, other, second = (Passage(name, name, "text") for name in "AXB")
     records = [
@@ -98,11 +101,13 @@ def test_a_second_query_earns_the_gold_that_the_first_one_missed(monkeypatch, tm
             for last in ((second,), (other, second), (first, other))
         )
     ]
+    once = (Call(SEARCH, 0, 1, "q", passages=(first,)),)
+    records.append(Record(NO_PARENT, 0, LEAF, 1, (3,), calls=once, answer=""))
     reward_N = job.recipe.reward(build_forest([question], records))
-    np.testing.assert_allclose(reward_N, [1, 1 / np.log2(3), 0], rtol=1e-6)
+    np.testing.assert_allclose(reward_N, [1, 1 / np.log2(3), 0, 0], rtol=1e-6)
     for name, recalls in {"a": (1.0, 0.5), "b": (0.5, 0.5)}.items():
         write_rows(tmp_path / name, ({"recall": x} for x in recalls))
-    result = run("rewriter.py", "compare", tmp_path / "a", tmp_path / "b")
+    result = run("second_query.py", "compare", tmp_path / "a", tmp_path / "b")
     assert result["recall"] == [75.0, 50.0] and result["difference"][0] == 0.25
 
 

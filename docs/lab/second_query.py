@@ -1,21 +1,22 @@
-"""A second query alone, trained by reinforcement learning: OPERA's rewriter on several hops.
+"""A second query alone, trained by reinforcement learning: OPERA's rewriter, or CoDA's executor.
 
-The question is searched first. The policy, which reads the beginnings of the passages, writes one
-more query. Its reward is the nDCG at 10 of the gold passages that the first search missed (the
-reward of rewrites in the paper), so that it needs no reader.
+The question is searched first. The policy, which reads the passages (OPERA's: their beginnings),
+writes one more query. Its reward is the nDCG at 10 of the gold passages that the first search
+missed (the reward of rewrites in OPERA's paper), so that it needs no reader.
 
-    ragrl warmup demos --config=configs/real/opera.py --writer=labels --out=runs/rewriter/all.jsonl
-    grep '"role": "rewrite"' runs/rewriter/all.jsonl > runs/rewriter/labels.jsonl
-    ragrl warmup sft --config=configs/real/warm_start.py --out=runs/rewriter/S --config.epochs=3 \
-        --config.data.demos=runs/rewriter/labels.jsonl
-    python docs/lab/rewriter.py questions runs/rewriter     # files of questions of several hops
-    PYTHONPATH=docs/lab ragrl train --config=docs/lab/rewriter.py --workdir=runs/rewriter/R \
-        --config.policy=runs/rewriter/S/checkpoint
-    ragrl export runs/rewriter/R --out=runs/rewriter/policy
-    python docs/lab/rewriter.py recall test runs/rewriter/policy R.jsonl    # per question
-    python docs/lab/rewriter.py compare R.jsonl S.jsonl                     # JSON
+    ragrl warmup demos --config=configs/real/opera.py --writer=labels --out=runs/second/all.jsonl
+    grep '"role": "rewrite"' runs/second/all.jsonl > runs/second/labels.jsonl
+    ragrl warmup sft --config=configs/real/warm_start.py --out=runs/second/S --config.epochs=3 \
+        --config.data.demos=runs/second/labels.jsonl
+    python docs/lab/second_query.py questions runs/second      # files of questions of several hops
+    PYTHONPATH=docs/lab ragrl train --config=docs/lab/second_query.py:opera \
+        --workdir=runs/second/R --config.policy=runs/second/S/checkpoint
+    ragrl export runs/second/R --out=runs/second/policy
+    python docs/lab/second_query.py recall opera test runs/second/policy R.jsonl    # per question
+    python docs/lab/second_query.py compare R.jsonl S.jsonl                         # JSON
 
-Imitation of the best own queries is `ragrl train ... --config.objective.advantage=best_of_group
+Of CoDA the labels are the second turns of executors, whose prompts have three messages. Imitation
+of the best own queries is `ragrl train ... --config.objective.advantage=best_of_group
 --config.objective.loss=policy_gradient_loss`.
 """
 
@@ -26,6 +27,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -35,7 +37,7 @@ from jax_ragrl.credit.assign import child_mean
 from jax_ragrl.retrieval.base import search_all
 from jax_ragrl.retrieval.measures import names_of, ndcg_at, recall_at
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.effects import Done, Search
+from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.expand import Tree, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.searches import search_turns
@@ -47,20 +49,25 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies, mesh_for
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.systems import tags
 from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.coda import EXECUTOR, CoDA
 from jax_ragrl.systems.opera.grammar import REWRITE
 from jax_ragrl.systems.opera.mapgrpo import Injection, sibling_advantages
 from jax_ragrl.systems.opera.system import Opera, previews
 from jax_ragrl.text.metrics import paired_bootstrap
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.text.prompts import format_passages, user_turn
+from jax_ragrl.types import Message, Passage, Question
 
-OPERA = pathlib.Path(__file__).parents[2] / "configs" / "real" / "opera.py"
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "real"
 READ, DEPTH = 2, 10  # passages that count for recall, and for the reward
 
 
 @dataclasses.dataclass(frozen=True)
-class OneRewrite(Opera):
-    """A search for the question, and one for a query that the policy writes."""
+class SecondQuery(Opera):
+    """A search for the question, and one for a query that OPERA's rewriter writes."""
+
+    kind: Literal["opera"] = "opera"
 
     @property
     def roles(self):
@@ -76,6 +83,33 @@ class OneRewrite(Opera):
         yield Done("")
 
 
+@dataclasses.dataclass(frozen=True)
+class SecondTurn(CoDA):
+    """A search for the question, and one that CoDA's executor makes in its second turn."""
+
+    kind: Literal["coda"] = "coda"
+
+    @property
+    def roles(self):
+        return {EXECUTOR: super().roles[EXECUTOR]}
+
+    def steps(self, question: Question) -> Steps:
+        text = question.text
+        first = (yield Search(text, READ)).passages
+        yield Shown(first)
+        turn = tags.render_turn(think="I search for it.", search=text)  # as in the labels
+        documents = format_passages(self.style, first)
+        messages = (
+            *user_turn(self.style, "executor", task=text),
+            Message("assistant", turn),
+            Message("user", tags.observation(self.style, "documents", True, documents=documents)),
+        )
+        reply = yield Generate(EXECUTOR, messages, 1)
+        if reply.action == tags.SEARCH:  # it may answer, or be malformed
+            yield Search(reply.args[0], DEPTH)
+        yield Done("")
+
+
 def missing(question: Question, passages: Sequence[Passage]) -> tuple[str, ...]:
     """The gold names that no passage has."""
     return tuple(set(question.gold) - names_of(passages))
@@ -85,9 +119,9 @@ def reward(forest: Forest) -> np.ndarray:
     """nDCG of the missing gold passages in the second search, float32 `[N]`; 0 but at leaves."""
     reward_N = np.zeros(len(forest.records), np.float32)
     for leaf in np.flatnonzero(forest.leaf_N):
-        first, second = search_turns(forest.records[leaf])
+        first, *second = search_turns(forest.records[leaf])
         gold = missing(forest.questions[forest.question_N[leaf]], first)
-        reward_N[leaf] = ndcg_at(gold, second, DEPTH)
+        reward_N[leaf] = ndcg_at(gold, second[0], DEPTH) if second else 0
     return reward_N
 
 
@@ -100,7 +134,7 @@ def compare(forest: Forest, reward_N: np.ndarray, rule) -> tuple[np.ndarray, np.
 class Settings:
     """The config section `recipe`."""
 
-    system: OneRewrite = OneRewrite()
+    system: SecondQuery | SecondTurn = SecondQuery()
     width: int = 8
 
 
@@ -114,12 +148,12 @@ def recipe(settings: Settings) -> Recipe:
     )
 
 
-def get_config() -> ConfigDict:
-    config = runpy.run_path(str(OPERA))["get_config"]()
-    files = {split: f"runs/rewriter/{split}.jsonl" for split in SPLITS}
+def get_config(name: str = "opera") -> ConfigDict:
+    config = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+    files = {split: f"runs/second/{split}.jsonl" for split in SPLITS}
     config.update(
         {
-            "system": "rewriter",
+            "system": "second_query",
             "data": {"files": {"corpus": "mixture:corpus", **files}},
             "run": {
                 "steps": 40,
@@ -132,18 +166,10 @@ def get_config() -> ConfigDict:
             "schedule": {"phases": ()},
         }
     )
-    config.recipe = {
-        "system": {
-            "style": "opera_small",
-            "top_k": READ,
-            "max_plan_steps": 0,
-            "max_rewrites": 1,
-            "temperature": 1.0,
-            "max_tokens": (64, 64, 24),
-            "shared_policy": True,
-        },
-        "width": 8,
-    }
+    system = {**config.recipe.system.to_dict(), "kind": name, "top_k": READ}
+    if name == "opera":
+        system |= {"max_plan_steps": 0, "max_rewrites": 1}
+    config.recipe = {"system": system, "width": 8}
     return config
 
 
@@ -153,18 +179,19 @@ def main(command: str, *arguments: str) -> None:
         means = [round(100 * float(np.mean(row)), 1) for row in rows]
         print(json.dumps({"recall": means, "difference": paired_bootstrap(*rows)}))
         return
-    config = get_config()
+    # Questions are the same for both systems.
+    config = get_config("opera" if command == "questions" else arguments[0])
     if command == "questions":
         config.data.files = {"corpus": "mixture:corpus", **{s: f"mixture:{s}" for s in SPLITS}}
     else:
-        config.policy = arguments[1]
+        config.policy = arguments[2]
     job = load_job(config.to_dict())
     data = load_data(job.data)
     retriever = load_retriever(data.corpus, job.index, pathlib.Path(tempfile.mkdtemp()))
     if command == "questions":
         write_questions(pathlib.Path(arguments[0]), data.questions, retriever)
         return
-    questions, out = data.questions[arguments[0]], pathlib.Path(arguments[2])
+    questions, out = data.questions[arguments[1]], pathlib.Path(arguments[3])
     policies, tokenizer = load_policies(job, mesh_for(job))
     sampler = PolicySampler(for_sampling(policies), tokenizer, job.shapes, greedy=True)
     environment = Environment(sampler, retriever, None, tokenizer.count)
@@ -172,9 +199,10 @@ def main(command: str, *arguments: str) -> None:
     with out.open("w") as file:
         for leaf in np.flatnonzero(forest.leaf_N):
             record, question = forest.records[leaf], questions[forest.question_N[leaf]]
-            first, second = search_turns(record)
-            query = [call.request for call in record.calls if call.purpose == SEARCH][1]
-            recall = recall_at(question.gold, [*first, *second[:READ]], 2 * READ)
+            searches = [call for call in record.calls if call.purpose == SEARCH]
+            seen = [passage for call in searches for passage in call.passages[:READ]]
+            recall = recall_at(question.gold, seen, 2 * READ)
+            query = searches[1].request if len(searches) > 1 else ""
             row = {"id": question.id, "query": query, "recall": recall}
             file.write(json.dumps(row) + "\n")
 
