@@ -33,7 +33,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jax_ragrl.corpus.questions import SPLITS
-from jax_ragrl.credit.assign import child_mean
+from jax_ragrl.credit.assign import over_siblings
 from jax_ragrl.retrieval.base import search_all
 from jax_ragrl.retrieval.measures import names_of, ndcg_at, recall_at
 from jax_ragrl.rollout.collect import Environment, collect
@@ -53,7 +53,6 @@ from jax_ragrl.systems import tags
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.coda import EXECUTOR, CoDA
 from jax_ragrl.systems.opera.grammar import REWRITE
-from jax_ragrl.systems.opera.mapgrpo import Injection, sibling_advantages
 from jax_ragrl.systems.opera.system import Opera, previews
 from jax_ragrl.text.metrics import paired_bootstrap
 from jax_ragrl.text.prompts import format_passages, user_turn
@@ -125,11 +124,6 @@ def reward(forest: Forest) -> np.ndarray:
     return reward_N
 
 
-def compare(forest: Forest, reward_N: np.ndarray, rule) -> tuple[np.ndarray, np.ndarray]:
-    """MAPGRPO: each query against the others of its question, as often as it was sampled."""
-    return sibling_advantages(forest, child_mean(forest, reward_N)[0], Injection(), rule)
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The config section `recipe`."""
@@ -142,7 +136,7 @@ def recipe(settings: Settings) -> Recipe:
     return Recipe(
         settings.system,
         reward,
-        compare=compare,
+        compare=over_siblings,
         expander=lambda roles: Tree(settings.width, 1),
         width=settings.width,
     )

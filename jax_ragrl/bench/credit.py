@@ -442,6 +442,8 @@ class Auditor(NamedTuple):
                     _, whole_weight_N = rule.credit(self.scored(whole), whole_reward_N)
                 except UserError:
                     continue  # not made for rollouts of this shape
+                if not rule.is_return:  # a node has the credit of all of its samples
+                    credit_N = credit_N / np.maximum(forest.multiplicity_N - forest.forced_N, 1)
                 draws = [
                     None if n is None or not weight_N[n] > 0 else float(credit_N[n]) for n in nodes
                 ]

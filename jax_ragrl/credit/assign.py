@@ -149,25 +149,38 @@ def over_roles(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.nda
 def over_siblings(
     forest: Forest, reward_N: np.ndarray, rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compares the value of each action (`reachable_leaves`) with the siblings tried in its state.
+    """Compares the value of each action (`child_mean`) with those tried in its state.
 
-    GRPO in a tree: a decision is a group. A merged action counts once. An action has weight 0 if it
-    has no siblings to be compared with, or if it leads to no leaf.
+    GRPO in a tree: a decision is a group, without actions that lead to no leaf. A forced action is
+    a member too, and trained like one sample unless the policy sampled it as well.
     """
-    value_N, leaves_N = reachable_leaves(forest, reward_N)
-    group_N = np.full(len(value_N), -1, np.int32)
-    for number, nodes in enumerate(sibling_groups(forest)):
-        members = [node for node in nodes if leaves_N[node] > 0]
-        # A single member has nothing to be compared with: it is in no group.
-        group_N[members] = number if len(members) > 1 else -1
-    return compare(rule, value_N, group_N), (group_N >= 0).astype(np.float32)
+    value_N, has_leaf_N = child_mean(forest, reward_N)
+    count_N = np.where(has_leaf_N > 0, forest.multiplicity_N, 0)
+    trained_N = count_N - (forest.forced_N & (count_N > 1))
+    return compare_draws(forest, value_N, rule, count_N, trained_N)
+
+
+def compare_draws(
+    forest: Forest, value_N: np.ndarray, rule: Rule, count_N: np.ndarray, trained_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compares the values of the actions of each decision, float32 `[N]`, as often as drawn.
+
+    A node is `count_N` members of its group, `trained_N` of which are trained: its credit is their
+    advantage times `trained_N`. So with `leave_one_out` the expected gradient of the samples is the
+    policy gradient (C3, Chen et al. 2026). The weight is 1, or 0 if none is trained or compared.
+    """
+    credit_N, weight_N = np.zeros((2, len(value_N)), np.float32)
+    for nodes in sibling_groups(forest):
+        members = np.repeat(nodes, count_N[nodes])
+        if len(members) > 1:
+            credit_N[members] = rule(value_N[members])
+            credit_N[nodes] *= trained_N[nodes]
+            weight_N[nodes] = trained_N[nodes] > 0
+    return credit_N, weight_N
 
 
 def compare(rule: Rule, reward_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
-    """Applies a rule to each group of members, float32 `[M]`; 0 in no group (-1) or alone in one.
-
-    A single member has nothing to be compared with.
-    """
+    """Applies a rule to each group of members, float32 `[M]`; 0 in no group (-1) or if alone."""
     advantage_M = np.zeros(len(reward_M), np.float32)
     order = np.argsort(group_M, kind="stable")
     cuts = np.flatnonzero(np.diff(group_M[order])) + 1

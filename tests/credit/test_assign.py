@@ -1,5 +1,7 @@
 """Credit rules on whole forests."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -153,16 +155,55 @@ def test_siblings_are_compared_by_the_rewards_of_their_leaves():
     assert not over_siblings(forest, reward_N, group_centred)[1].any()
 
 
-def test_merged_siblings_count_once_in_comparisons():
-    """The first of two siblings has a merged child with reward 1 and a child with reward 0."""
+def test_merged_siblings_count_as_often_as_they_were_sampled():
+    """The first of two siblings has a child that was sampled three times, with reward 1, and one
+    with reward 0."""
     records = [
         *(node(NO_PARENT, (i,)) for i in range(2)),
         *(node(0, (0, i), multiplicity=3 - 2 * i) for i in range(2)),
         *(node(parent, (0, 9), LEAF, answer="x") for parent in (2, 3, 1)),
     ]
     forest, reward_N = forest_of(records, [1.0, 0.0, 0.0])
-    advantage_N, _ = over_siblings(forest, reward_N, group_centred)
-    np.testing.assert_allclose(advantage_N, [0.25, -0.25, 0.5, -0.5, 0, 0, 0])
+    credit_N, _ = over_siblings(forest, reward_N, group_centred)
+    np.testing.assert_allclose(credit_N, [0.375, -0.375, 3 * 0.25, -0.75, 0, 0, 0])
+
+
+@pytest.mark.parametrize("forced", [(), (0,), (1, 2)])
+@pytest.mark.parametrize("samples", [2, 4])
+def test_the_expected_credit_times_score_of_all_draws_is_the_policy_gradient(samples, forced):
+    """Three actions with known values in one state: their draws, with actions that are forced.
+
+    Forced actions that the policy did not sample are not trained (`train_forced=False`).
+    """
+    policy_A, value_A = np.array([0.5, 0.3, 0.2]), np.array([1.0, 0.25, -0.5])
+    score_AA = np.eye(3) - policy_A  # of each action, by the logits
+    mean_A, taught = np.zeros(3), set()
+    for draws in itertools.product(range(3), repeat=samples):
+        tried = dict.fromkeys((*forced, *draws))  # forced ones first, as an expander does
+        records = [
+            node(NO_PARENT, (i,), is_forced=a in forced, multiplicity=(*forced, *draws).count(a))
+            for i, a in enumerate(tried)
+        ]
+        records += [node(i, (i, 0), LEAF, answer="x") for i in range(len(tried))]
+        forest, reward_N = forest_of(records, value_A[list(tried)])
+        credit_N, _ = over_siblings(forest, reward_N, leave_one_out)
+        assert len(tried) > 1 or not credit_N.any()  # draws that agree teach nothing
+        for i, a in enumerate(tried):
+            if a in draws:
+                mean_A += policy_A[list(draws)].prod() * float(credit_N[i]) * score_AA[a]
+                taught.add(a)
+    assert taught == {0, 1, 2}
+    np.testing.assert_allclose(mean_A / samples, (policy_A * value_A) @ score_AA, atol=1e-7)
+
+
+def test_a_forced_action_is_trained_once_unless_it_is_sampled():
+    records = [
+        *(node(NO_PARENT, (i,), is_forced=i < 2, multiplicity=(1, 3, 1)[i]) for i in range(3)),
+        *(node(i, (i, 0), LEAF, answer="x") for i in range(3)),
+    ]
+    credit_N, weight_N = over_siblings(*forest_of(records, [1.0, 0.0, 0.5]), group_centred)
+    np.testing.assert_allclose(credit_N, [1 - 0.3, 2 * (0 - 0.3), 0.5 - 0.3, 0, 0, 0], atol=1e-6)
+    assert weight_N.tolist() == [1, 1, 1, 0, 0, 0]
 
 
 def test_the_mean_over_children_counts_samples_costs_and_dead_branches():

@@ -20,7 +20,7 @@ import numpy as np
 
 from jax_ragrl.config.ranges import Count
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.credit.assign import Rule, over_rollouts
+from jax_ragrl.credit.assign import Rule, compare_draws, over_rollouts
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.tree import Forest, sibling_groups
@@ -110,34 +110,19 @@ def sibling_advantages(
 
       A(x, y_i) = r(x, y_i) - 1/G sum_j r(x, y_j)                               (eq. 2, no division)
 
-    Identical actions are one node, which counts as often as it was sampled, both in the group and
-    in the sum of eq. 3; so its credit is `A` times its multiplicity. (The divisor of the aggregate
-    and a KL in the loss count the node once.) The weight is 1, or 0 for an action without siblings,
-    whose role is not in training, for a dropped sample, and for an expert without gradient unless
-    the policy sampled the same text.
+    Identical actions are one node, which counts as often as it was tried in the group and in the
+    sum of eq. 3, but once in its divisor and in a KL of the loss. The weight is 0 for a role not in
+    training, a dropped sample, and an expert without gradient that the policy did not sample.
 
     `reward_N` has the immediate reward of each node; `rule` is a group rule.
     """
-    credit_N = np.zeros(len(forest.records), np.float32)
-    weight_N = np.zeros(len(forest.records), np.float32)
-    for nodes in sibling_groups(forest):
-        # 1. Count each action as often as it was sampled; forced ones count once more.
-        forced_K, reward_K = forest.forced_N[nodes], reward_N[nodes].astype(np.float64)
-        count_K = forest.multiplicity_N[nodes].copy()
-        sampled_K = count_K - forced_K
-        # 2. Drop one copy of the worst sample if the expert takes its place.
-        if injection.replaces == "worst" and forced_K.any() and sampled_K.any():
-            worst = int(np.argmin(np.where(sampled_K > 0, reward_K, np.inf)))
-            count_K[worst] -= 1
-        # 3. Compare all copies, and weigh by those that have a gradient.
-        if count_K.sum() > 1:
-            trained_K = count_K - (0 if injection.gradient else forced_K)
-            copies = np.repeat(np.arange(len(nodes)), count_K)
-            advantage_K = np.zeros(len(nodes))
-            advantage_K[copies] = rule(reward_K[copies])
-            credit_N[nodes] = trained_K * advantage_K
-            weight_N[nodes] = trained_K > 0
-    return credit_N, weight_N
+    count_N = forest.multiplicity_N.copy()
+    for nodes in sibling_groups(forest) if injection.replaces == "worst" else ():
+        sampled = [n for n in nodes if forest.multiplicity_N[n] > forest.forced_N[n]]
+        if sampled and forest.forced_N[nodes].any():
+            count_N[min(sampled, key=lambda n: float(reward_N[n]))] -= 1  # the expert's place
+    trained_N = count_N - (0 if injection.gradient else forest.forced_N)
+    return compare_draws(forest, reward_N, rule, count_N, trained_N)
 
 
 def over_answers(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
