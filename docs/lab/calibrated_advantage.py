@@ -1,22 +1,17 @@
-"""Two credits of 2026 for search agents, to be audited: CalibAdv and STAMP.
+"""CalibAdv (Wu et al. 2026, 2604.18235), a credit for search agents, to be audited.
 
-    PYTHONPATH=docs/lab ragrl bench credit --config=configs/tiny/search_r1.py --folder runs/2026 \
+    PYTHONPATH=docs/lab ragrl bench credit --config=configs/tiny/search_r1.py --folder runs/calib \
         --config.policy=runs/warm-search_r1/checkpoint \
-        --rules credits_of_2026:calibrated,credits_of_2026:provenance,rollouts
+        --rules calibrated_advantage:calibrated,rollouts
 
-Both change the advantage A of a rollout in its group, GRPO's, from turn to turn by the passages
-that the turn found. Rollouts that branch are refused, and trees are left out of the table.
+It changes the advantage A of a rollout in its group, GRPO's, from turn to turn by the passages that
+the turn found. Rollouts that branch are refused, and trees are left out of the table.
 
-CalibAdv (Wu et al. 2026, 2604.18235), by its code (github.com/wujwyi/CalibAdv, `train_grpo.sh`,
-`verl/trainer/main_ppo_format.py` and `verl/trainer/ppo/core_algos.py`). Departures:
+By its code (github.com/wujwyi/CalibAdv, `train_grpo.sh`, `verl/trainer/main_ppo_format.py` and
+`verl/trainer/ppo/core_algos.py`). Departures:
   1. The reward is that of the config (exact match for Search-R1) in place of F1.
   2. A turn whose thought repeats an earlier one of its rollout is not told apart: the code gives it
      no silver passages.
-
-STAMP (Xu et al. 2026, 2607.11172), eq. 4 to 9 as others restate them; its own text was not read.
-Departures:
-  1. A language model judges there which entities and relations of a graph a cited document
-     supports. Here each gold passage that was found is one such unit, cited or not.
 """
 
 from collections.abc import Iterator
@@ -24,16 +19,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from jax_ragrl.credit.assign import Rule, over_rollouts
-from jax_ragrl.retrieval.measures import names_of
 from jax_ragrl.rollout.tree import NO_PARENT, Forest
 from jax_ragrl.systems.base import path_from_root
 
 RIGHT = 0.7  # the least reward of a rollout whose passages are silver
-UNIT, CAP = 0.03, 0.1  # STAMP: the credit of a unit of evidence, and the most that a turn gets
 
 
 def calibrated(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
-    """CalibAdv: useful searches lose less, and last turns lose as much as they gain.
+    """Useful searches lose less, and last turns lose as much as they gain.
 
       A(turn) = A (1 - q(turn)) if A < 0                                  q: see `silver_share`
       A(last turn) = A L / G    if A > 0
@@ -76,23 +69,6 @@ def silver_share(forest: Forest, reward_N: np.ndarray) -> np.ndarray:
                     share_N[n] = len((ids & silver).difference(*earlier)) / len(ids)
                 earlier.append(ids)
     return share_N
-
-
-def provenance(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
-    """STAMP: a turn that is the first to find gold gains more, or loses less.
-
-      A(turn) = A (1 + sign(A) c(turn)),   c = min(CAP, UNIT x gold passages that it finds first)
-
-    A rollout without an answer cites nothing. Credit and weight, float32 `[N]`.
-    """
-    credit_N, weight_N = over_rollouts(forest, reward_N, rule)
-    found_N = np.zeros_like(credit_N)
-    for leaf, turns in searches(forest):
-        missing = set(forest.questions[forest.question_N[leaf]].gold)
-        for n in turns:
-            names = names_of(forest.records[n].passages) & missing
-            found_N[n], missing = len(names), missing - names
-    return credit_N + np.abs(credit_N) * np.minimum(CAP, UNIT * found_N), weight_N
 
 
 def searches(forest: Forest) -> Iterator[tuple[int, list[int]]]:
