@@ -163,6 +163,10 @@ def get_config(name: str = "opera") -> ConfigDict:
     system = {**config.recipe.system.to_dict(), "kind": name, "top_k": READ}
     if name == "opera":
         system |= {"max_plan_steps": 0, "max_rewrites": 1}
+    else:  # a turn is four times as long as a query
+        config.run.steps = 20
+        config.shapes.update(prompt_lengths=(384, 512, 640, 768, 1184), batch_sizes=(4,))
+        config.packing.update(row_lengths=(640, 768, 896, 1280), tokens_per_device=2560)
     config.recipe = {"system": system, "width": 8}
     return config
 
