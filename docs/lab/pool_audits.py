@@ -2,7 +2,7 @@
 
     python docs/lab/pool_audits.py "5 chains, rollouts, leave_one_out" runs/audit-1 runs/audit-2
 
-prints one line of JSON per rule: measures of all decisions with 95 % intervals, as `ragrl bench
+prints as JSON the measures of each rule over all decisions, and by depth, with 95 % intervals, as `ragrl bench
 credit` has them for one seed, and `over`: its worth minus that of the rule named, by the same draws
 of decisions.
 """
@@ -26,21 +26,27 @@ def main(reference: str, *folders: str) -> None:
         for row in read_rows(pathlib.Path(folder) / "decisions.jsonl")
         if "skipped" not in row
     ]
+    depths = {f"depth {d}": [row for row in rows if row["depth"] == d] for d in (1, 2, 3)}
+    groups = {"all": rows} | depths
+    print(json.dumps({name: table(own, reference) for name, own in groups.items() if own}))
+
+
+def table(rows: list[dict], reference: str) -> dict:
     moments = {name: np.array([of_rule(row, name) for row in rows]) for name in rows[0]["rules"]}
     drawn = np.random.default_rng(0).integers(0, len(rows), (RESAMPLES, len(rows)))
 
     def worth(name: str, draws: np.ndarray) -> np.ndarray:
         return np.asarray(measures(moments[name][draws].mean(-2))["worth"])
 
-    whole = np.arange(len(rows))
+    whole, cells = np.arange(len(rows)), {}
     for name, moments_DX in moments.items():
         found = with_intervals(list(moments_DX))
         gap = worth(name, drawn) - worth(reference, drawn)
         over = float(worth(name, whole) - worth(reference, whole))
         ends = np.quantile(gap[np.isfinite(gap)], [0.025, 0.975])
-        line = {key: np.round(found[key], 2).tolist() for key in WITH_INTERVAL}
-        line["over"] = np.round([over, *ends], 2).tolist()
-        print(json.dumps({"rule": name, "decisions": len(rows), **line}))
+        cells[name] = {key: np.round(found[key], 2).tolist() for key in WITH_INTERVAL}
+        cells[name]["over"] = np.round([over, *ends], 2).tolist()
+    return {"decisions": len(rows), "rules": cells}
 
 
 def of_rule(row: dict, name: str) -> np.ndarray:

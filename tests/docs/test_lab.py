@@ -151,3 +151,28 @@ def test_calibrated_advantages_spare_turns_that_found_what_a_right_rollout_found
     assert weight_N.all()
     # Without a right rollout nothing is silver.
     assert not module["silver_share"](forest, 0.6 * reward_N).any()
+
+
+def test_pooled_audits_compare_the_worth_of_rules_by_decision(tmp_path, run):
+    """One rule has the advantages themselves, the other half of them with the wrong sign."""
+    rng = np.random.default_rng(0)
+    for seed in "01":
+        rows = [{"skipped": "one action"}]
+        for advantage in rng.normal(size=9).tolist():
+            pair = [advantage, -advantage]
+            replayed = {"value": 0, "value_error": 0, "gap_error": 0, "advantage_A": pair}
+            replayed |= {"error_A": [0, 0], "shared_A": [0, 0]}
+            credits = {"right": pair, "often wrong": pair if rng.random() < 0.5 else pair[::-1]}
+            rules = {
+                name: {"credit": [[[x] * 2] * 2 for x in credit], "tokens": 10, "actions": 1}
+                for name, credit in credits.items()
+            }
+            rows.append({"depth": 1, "rules": rules, "replay": replayed})
+        (tmp_path / seed).mkdir()
+        write_rows(tmp_path / seed / "decisions.jsonl", rows)
+    result = run("pool_audits.py", "often wrong", tmp_path / "0", tmp_path / "1")
+    assert result["all"] == result["depth 1"] and result["all"]["decisions"] == 18
+    right, wrong = (result["all"]["rules"][name] for name in ("right", "often wrong"))
+    assert right["worth"] == [100, 100, 100] and right["agreement"] == [1, 1, 1]
+    assert right["over"][0] == pytest.approx(100 - wrong["worth"][0], abs=0.01)
+    assert right["over"][1] > 0 and wrong["over"] == [0, 0, 0]
