@@ -2,9 +2,9 @@
 
     python docs/lab/pool_audits.py "5 chains, rollouts, leave_one_out" runs/audit-1 runs/audit-2
 
-prints as JSON the measures of each rule over all decisions, and by depth, with 95 % intervals, as `ragrl bench
-credit` has them for one seed, and `over`: its worth minus that of the rule named, by the same draws
-of decisions.
+prints as JSON the measures of each rule over all decisions and by depth, with 95 % intervals, as
+`ragrl bench credit` has them for one seed, and `over`: its worth minus that of the rule named, by
+the same draws of decisions.
 """
 
 import json
