@@ -1,7 +1,7 @@
 """The credit of IGPO (Wang et al. 2025, 2510.14967) from log-probabilities, to be audited.
 
     PYTHONPATH=docs/lab ragrl bench credit --config=configs/tiny/search_r1.py --folder runs/gain \
-        --rules information_gain:gain,information_gain:gain_alone,rollouts
+        --rules information_gain:gain,rollouts
 
 A turn of a search agent earns what it adds to the probability of the first gold answer, the last
 turn the reward of the answer:
@@ -38,12 +38,6 @@ def gain(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, 
     advantage_N = compare(rule, turn_rewards(forest, reward_N), groups(forest))
     credit_N, leaves_N = reachable_leaves(forest, advantage_N)
     return credit_N, (leaves_N > 0).astype(np.float32)
-
-
-def gain_alone(forest: Forest, reward_N: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
-    """The gain of the turn itself, without that of later turns."""
-    advantage_N = compare(rule, turn_rewards(forest, reward_N), groups(forest))
-    return advantage_N, (~forest.leaf_N).astype(np.float32)
 
 
 def groups(forest: Forest) -> np.ndarray:
