@@ -13,10 +13,11 @@ import sys
 
 import numpy as np
 
-from jax_ragrl.bench.credit import WITH_INTERVAL
-from jax_ragrl.bench.fidelity import RESAMPLES, Replay, measures, moments_of, with_intervals
-from jax_ragrl.credit.assign import RETURN_CREDITS
+from jax_ragrl.bench.credit import GROUP_RULES, WITH_INTERVAL, moments_in
+from jax_ragrl.bench.fidelity import RESAMPLES, measures, with_intervals
 from jax_ragrl.runtime.jsonl import read_rows
+
+COMPARING = tuple(rule.__name__ for rule in GROUP_RULES)  # the names of other rules are returns
 
 
 def main(reference: str, *folders: str) -> None:
@@ -26,37 +27,28 @@ def main(reference: str, *folders: str) -> None:
         for row in read_rows(pathlib.Path(folder) / "decisions.jsonl")
         if "skipped" not in row
     ]
-    depths = {f"depth {d}": [row for row in rows if row["depth"] == d] for d in (1, 2, 3)}
-    groups = {"all": rows} | depths
-    print(json.dumps({name: table(own, reference) for name, own in groups.items() if own}))
+    groups = {"all": rows}
+    for depth in sorted({row["depth"] for row in rows}):
+        groups[f"depth {depth}"] = [row for row in rows if row["depth"] == depth]
+    print(json.dumps({name: table(own, reference) for name, own in groups.items()}))
 
 
 def table(rows: list[dict], reference: str) -> dict:
-    moments = {name: np.array([of_rule(row, name) for row in rows]) for name in rows[0]["rules"]}
     drawn = np.random.default_rng(0).integers(0, len(rows), (RESAMPLES, len(rows)))
-
-    def worth(name: str, draws: np.ndarray) -> np.ndarray:
-        return np.asarray(measures(moments[name][draws].mean(-2))["worth"])
-
-    whole, cells = np.arange(len(rows)), {}
-    for name, moments_DX in moments.items():
-        found = with_intervals(list(moments_DX))
-        gap = worth(name, drawn) - worth(reference, drawn)
-        over = float(worth(name, whole) - worth(reference, whole))
+    found, worth = {}, {}
+    for name in rows[0]["rules"]:
+        is_return = not name.endswith(COMPARING)
+        moments_DX = np.array([moments_in(row, name, is_return=is_return) for row in rows])
+        found[name] = with_intervals(list(moments_DX))
+        worth[name] = np.asarray(measures(moments_DX[drawn].mean(1))["worth"])
+    cells = {}
+    for name, own in found.items():
+        gap = worth[name] - worth[reference]
+        over = own["worth"][0] - found[reference]["worth"][0]
         ends = np.quantile(gap[np.isfinite(gap)], [0.025, 0.975])
-        cells[name] = {key: np.round(found[key], 2).tolist() for key in WITH_INTERVAL}
+        cells[name] = {key: np.round(own[key], 2).tolist() for key in WITH_INTERVAL}
         cells[name]["over"] = np.round([over, *ends], 2).tolist()
     return {"decisions": len(rows), "rules": cells}
-
-
-def of_rule(row: dict, name: str) -> np.ndarray:
-    draws = row["rules"][name]
-    replayed = Replay(**{k: np.array(v, np.float64) for k, v in row["replay"].items()})
-    credit = np.array(draws["credit"], np.float64)
-    is_return = name.split(", ")[-1] in RETURN_CREDITS
-    return moments_of(
-        credit, replayed, is_return=is_return, tokens=draws["tokens"], actions=draws["actions"]
-    )
 
 
 if __name__ == "__main__":

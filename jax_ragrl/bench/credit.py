@@ -526,15 +526,17 @@ def table(
     }
 
 
+def moments_in(row: Mapping[str, Any], name: str, *, is_return: bool) -> np.ndarray:
+    """Returns the moments of a rule in a line of `decisions.jsonl`, see `moments_of`."""
+    draws = row["rules"][name]
+    replayed: dict[str, Any] = {k: np.array(v, np.float64) for k, v in row["replay"].items()}
+    credit = np.array(draws["credit"], np.float64)
+    size = {"tokens": draws["tokens"], "actions": draws["actions"]}
+    return moments_of(credit, Replay(**replayed), is_return=is_return, **size)
+
+
 def _cells(rows: Sequence[Mapping[str, Any]], rule: AuditedRule) -> dict[str, str]:
-    moments = []
-    for row in rows:
-        draws, replayed = row["rules"][rule.name], row["replay"]
-        fields: dict[str, Any] = {k: np.array(v, np.float64) for k, v in replayed.items()}
-        exact = Replay(**fields)
-        credit = np.array(draws["credit"], np.float64)
-        size = {"tokens": draws["tokens"], "actions": draws["actions"]}
-        moments.append(moments_of(credit, exact, is_return=rule.is_return, **size))
+    moments = [moments_in(row, rule.name, is_return=rule.is_return) for row in rows]
     found = with_intervals(moments)
     return {
         title: f"{found[name][0]:.2f} [{found[name][1]:.2f}, {found[name][2]:.2f}]"

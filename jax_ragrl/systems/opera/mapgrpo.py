@@ -117,10 +117,11 @@ def sibling_advantages(
     `reward_N` has the immediate reward of each node; `rule` is a group rule.
     """
     count_N = forest.multiplicity_N.copy()
-    for nodes in sibling_groups(forest) if injection.replaces == "worst" else ():
-        sampled = [n for n in nodes if forest.multiplicity_N[n] > forest.forced_N[n]]
-        if sampled and forest.forced_N[nodes].any():
-            count_N[min(sampled, key=lambda n: float(reward_N[n]))] -= 1  # the expert's place
+    if injection.replaces == "worst":
+        for nodes in sibling_groups(forest):
+            sampled = [n for n in nodes if forest.multiplicity_N[n] > forest.forced_N[n]]
+            if sampled and forest.forced_N[nodes].any():
+                count_N[min(sampled, key=lambda n: float(reward_N[n]))] -= 1  # the expert's place
     trained_N = count_N - (0 if injection.gradient else forest.forced_N)
     return compare_draws(forest, reward_N, rule, count_N, trained_N)
 
