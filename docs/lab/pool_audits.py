@@ -3,8 +3,8 @@
     python docs/lab/pool_audits.py "5 chains, rollouts, leave_one_out" runs/audit-1 runs/audit-2
 
 prints as JSON the measures of each rule over all decisions and by depth, with 95 % intervals, as
-`ragrl bench credit` has them for one seed, and `over`: its worth minus that of the rule named, by
-the same draws of decisions.
+`ragrl bench credit` has them for one seed (null: too few decisions), and `over`: its worth minus
+that of the rule named, by the same draws of decisions.
 """
 
 import json
@@ -45,9 +45,14 @@ def table(rows: list[dict], reference: str) -> dict:
     for name, own in found.items():
         gap = worth[name] - worth[reference]
         over = own["worth"][0] - found[reference]["worth"][0]
-        ends = np.quantile(gap[np.isfinite(gap)], [0.025, 0.975])
-        cells[name] = {key: np.round(own[key], 2).tolist() for key in WITH_INTERVAL}
-        cells[name]["over"] = np.round([over, *ends], 2).tolist()
+        # As `with_intervals`: too few decisions have no interval.
+        is_enough = np.isfinite([own["worth"][1], found[reference]["worth"][1]]).all()
+        ends = np.nanquantile(gap, [0.025, 0.975]) if is_enough else (np.nan, np.nan)
+        shown = {key: own[key] for key in WITH_INTERVAL} | {"over": (over, *ends)}
+        cells[name] = {
+            key: [round(float(x), 2) if np.isfinite(x) else None for x in values]
+            for key, values in shown.items()
+        }
     return {"decisions": len(rows), "rules": cells}
 
 

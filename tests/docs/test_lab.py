@@ -168,10 +168,12 @@ def test_pooled_audits_compare_the_worth_of_rules_by_decision(tmp_path, run):
                 for name, credit in credits.items()
             }
             rows.append({"depth": 1, "rules": rules, "replay": replayed})
+        rows[-1]["depth"] = 4  # too few for an interval
         (tmp_path / seed).mkdir()
         write_rows(tmp_path / seed / "decisions.jsonl", rows)
     result = run("pool_audits.py", "often wrong", tmp_path / "0", tmp_path / "1")
-    assert result["all"] == result["depth 1"] and result["all"]["decisions"] == 18
+    assert [result[name]["decisions"] for name in ("all", "depth 1", "depth 4")] == [18, 16, 2]
+    assert result["depth 4"]["rules"]["right"]["over"][1:] == [None, None]
     right, wrong = (result["all"]["rules"][name] for name in ("right", "often wrong"))
     assert right["worth"] == [100, 100, 100] and right["agreement"] == [1, 1, 1]
     assert right["over"][0] == pytest.approx(100 - wrong["worth"][0], abs=0.01)
