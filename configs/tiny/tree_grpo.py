@@ -4,7 +4,7 @@
     ragrl train --config=configs/tiny/tree_grpo.py --workdir=runs/tree_grpo \
         --config.policy=runs/warm-auto_rag/checkpoint
 
-Ji et al. 2025. Four trees per question; half of the later turns of a tree have two continuations.
+Ji et al. 2025. Two trees per question, each of a rollout and two that branch from it, as published.
 The agent refines its search results, because Auto-RAG's warm-up teaches such turns; the paper's
 agent is Search-R1's. Measured here: these few steps gain nothing over the warm-up, 25 % of the dev
 questions throughout.
@@ -33,8 +33,9 @@ def get_config() -> ConfigDict:
                     "top_p": 1.0,
                     "as_chat_turns": True,
                 },
-                "rollouts": 4,  # trees per question
-                "tree": {"width": 2, "branching_probability": 0.5, "branching_depth": 3},
+                "rollouts": 2,  # trees per question
+                "rounds": 1,
+                "actions": 2,  # of a tree in a round
             },
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},

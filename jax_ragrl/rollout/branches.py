@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.effects import CallLLM, CallTool, Done, Generate, Search
-from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.expand import Expander, Growth
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action, parse_action
 from jax_ragrl.rollout.system import Execution, Reply, System
 from jax_ragrl.rollout.tools import ToolResult
@@ -40,6 +42,7 @@ class Branch(NamedTuple):
       is_followed: whether the rollout continues after the pending search (see `Branching.peek`).
       place: its number at the root, then for each round its number among the branches that follow
         the same branch. The nodes of a round are in the order of the places.
+      tried: the number of actions that were sampled in this state before, see `expand.Growth`.
     """
 
     execution: Execution
@@ -50,6 +53,7 @@ class Branch(NamedTuple):
     calls: tuple[Call, ...] = ()
     is_followed: bool = True
     place: tuple[int, ...] = ()
+    tried: int = 0
 
     @property
     def round(self) -> int:
@@ -62,7 +66,8 @@ class Branch(NamedTuple):
         `run` is the seed of the rollout, `slot` the index of the effect among those of the branch.
         """
         # Resumed runs must draw the same numbers, so this tuple never changes its form.
-        name = (run, question.id, self.path) + ((slot,) if slot else ())
+        last = (0, self.tried) if self.tried else (slot,) if slot else ()
+        name = (run, question.id, self.path, *last)
         return zlib.crc32(repr(name).encode())
 
 
@@ -72,6 +77,7 @@ class Nodes:
 
     Fields:
       count: the number of tokens of a text.
+      growth: how the trees grow when all rollouts have ended; None: they do not.
       places: the place of the branch of each node.
       failures: error messages by the index of the question whose environment failed.
     """
@@ -80,16 +86,18 @@ class Nodes:
     expander: Expander
     questions: tuple[Question, ...]
     count: Callable[[str], int]
+    growth: Growth | None = None
     records: list[Record] = dataclasses.field(default_factory=list)
     places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def sort(self) -> None:
         """Sorts the nodes by round and by place, in whatever order their branches advanced."""
-        order = range(len(self.records))
-        self.records = reorder(
-            self.records, sorted(order, key=lambda n: (self.records[n].round, self.places[n]))
+        order = sorted(
+            range(len(self.records)), key=lambda n: (self.records[n].round, self.places[n])
         )
+        self.records = reorder(self.records, order)
+        self.places = [self.places[n] for n in order]
 
     def advance(self, branch: Branch, replies: Sequence[EffectReply]) -> list[Branch]:
         """Adds the nodes of the replies to all effects of a branch; returns what follows it."""
@@ -118,15 +126,82 @@ class Nodes:
                 following = self._expand(branch, generate, cast(Sequence[Action], replies[0]))
             case _:
                 following = [self._advance_jointly(branch, replies)]
-        return [b._replace(place=(*branch.place, i)) for i, b in enumerate(following)]
+        return [
+            b._replace(place=(*branch.place, i), tried=0)
+            for i, b in enumerate(following, branch.tried)
+        ]
+
+    def grown(self, seed: int) -> Iterator[list[Branch]]:
+        """Yields the branches of each round of growth, when those of the round before have ended.
+
+        `seed` is that of the rollout: what a tree draws depends on no other question of the batch.
+        """
+        growth = self.growth or Growth(0, 0)
+        for number in range(growth.rounds):
+            self.sort()
+            # 1. The actions of each decision of a tree, and the calls on the way to their leaves.
+            trees: dict[int, dict[int, list[int]]] = {}
+            calls: dict[int, tuple[Call, ...]] = {}
+            for n, record in enumerate(self.records):
+                if record.role == LEAF:
+                    node = record.parent
+                    while node != NO_PARENT:
+                        calls.setdefault(node, record.calls)
+                        node = self.records[node].parent
+                # The replies to concurrent effects are a plain tuple: none can be repeated alone.
+                elif isinstance(record.state.replies[-1], ParsedAction):
+                    decisions = trees.setdefault(self.places[n][0], {})
+                    decisions.setdefault(record.parent, []).append(n)
+            # 2. Draw decisions of each tree, and wait in each for one more action.
+            live = []
+            for decisions in trees.values():
+                groups = [group for group in decisions.values() if group[0] in calls]
+                if not groups:
+                    continue
+                first = self.records[groups[0][0]]
+                question = self.questions[first.question]
+                rng = random.Random(f"{seed} {question.id} {first.path} {number}")
+                tried = [[self.records[n] for n in group] for group in groups]
+                chances = growth.weigh(tried) if growth.weigh else None
+                drawn = rng.choices(range(len(groups)), chances, k=growth.actions)
+                for i, count in sorted(Counter(drawn).items()):
+                    n, record = groups[i][0], tried[i][0]
+                    execution = Execution(self.system, question)
+                    for reply in record.state.replies[:-1]:
+                        execution = execution.advance(reply)
+                    nodes, node = list[int](), record.parent
+                    while node != NO_PARENT:
+                        nodes.insert(0, node)
+                        node = self.records[node].parent
+                    branch = Branch(
+                        execution,
+                        record.question,
+                        record.parent,
+                        record.path[:-1],
+                        tuple(nodes),
+                        tuple(call for call in calls[n] if call.round < record.round),
+                        place=self.places[n],
+                    )
+                    before = sum(r.multiplicity for r in tried[i])
+                    live += [branch._replace(tried=before + k) for k in range(count)]
+            yield live
 
     def _expand(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
         """Adds one node per distinct action and returns the branches to continue with."""
         # 1. One node per action; identical siblings are one node with a multiplicity.
         own: dict[tuple[int, ...], Branch] = {}
-        for i, action in enumerate(actions):
+        # Those of a decision that is tried again have been followed.
+        former = {
+            r.action.ids: r
+            for r in (self.records if branch.tried else ())
+            if r.action and r.question == branch.question and r.path[:-1] == branch.path
+        }
+        for i, action in enumerate(actions, branch.tried):
             if action.ids in own:
                 self.records[own[action.ids].parent].multiplicity += 1
+                continue
+            if action.ids in former:
+                former[action.ids].multiplicity += 1
                 continue
             child, parsed = self._add_action(
                 branch._replace(path=(*branch.path, i)), effect, action

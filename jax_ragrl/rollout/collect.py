@@ -36,6 +36,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,7 +49,7 @@ from jax_ragrl.llm.judge import judge_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.branches import Branch, EffectReply, Nodes
 from jax_ragrl.rollout.effects import CallLLM, CallTool, Done, Effect, Generate, Search, Segment
-from jax_ragrl.rollout.expand import Branching, Expander
+from jax_ragrl.rollout.expand import Branching, Expander, Growth
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.system import Execution, State, System
 from jax_ragrl.rollout.tools import ToolResult, Tools
@@ -124,6 +125,7 @@ def collect(
     rollouts: int = 1,
     copies: Sequence[Sequence[int]] | None = None,
     lockstep: bool = True,
+    growth: Growth | None = None,
 ) -> Forest:
     """Rolls out every question until all branches have ended; `Recipe.reward` computes the rewards.
 
@@ -134,6 +136,7 @@ def collect(
       rollouts: independent copies of every question's rollout, which are never merged (groups).
       copies: per question the numbers of the copies to roll out; None: all.
       lockstep: whether all branches wait for each other in every round, see the top of this file.
+      growth: further actions in decisions of rollouts that have ended.
     """
     copies = [range(rollouts)] * len(questions) if copies is None else copies
     live, repeats = [], collections.Counter[str]()
@@ -144,7 +147,7 @@ def collect(
         live += [Branch(Execution(system, question), i, path=path) for path in paths]
         repeats[question.id] += 1
     live = [branch._replace(place=(i,)) for i, branch in enumerate(live)]
-    nodes = Nodes(system, expander, tuple(questions), functools.cache(environment.count))
+    nodes = Nodes(system, expander, tuple(questions), functools.cache(environment.count), growth)
     return finish(nodes, live, environment, seed, lockstep=lockstep)
 
 
@@ -231,18 +234,19 @@ class Scheduler:
         with ThreadPoolExecutor(WORKERS) as callers, ThreadPoolExecutor(1) as searcher:
             self.pools = {CallLLM: callers, CallTool: callers, Search: searcher}
             try:
-                self._ask(live)
-                self.unfinished = len(self.live)
-                while self.ready or self._is_waiting():
-                    self._start_workers()
-                    runs = False
-                    for kind in (Generate, *self.on_device):
-                        if batch := self._take(kind):
-                            runs = True
-                            self._reply(batch, self.calls[kind](batch))
-                    self._take_arrivals(wait=not runs and (self.lockstep or not self.ready))
-                    if not self.lockstep or not self._is_waiting():
-                        self._advance()
+                self.unfinished = len({branch.question for branch in live})
+                for branches in itertools.chain((live,), self.nodes.grown(self.seed)):
+                    self._ask(branches)
+                    while self.ready or self._is_waiting():
+                        self._start_workers()
+                        runs = False
+                        for kind in (Generate, *self.on_device):
+                            if batch := self._take(kind):
+                                runs = True
+                                self._reply(batch, self.calls[kind](batch))
+                        self._take_arrivals(wait=not runs and (self.lockstep or not self.ready))
+                        if not self.lockstep or not self._is_waiting():
+                            self._advance()
             except BaseException:
                 # Calls that have not begun would delay the error.
                 callers.shutdown(wait=False, cancel_futures=True)

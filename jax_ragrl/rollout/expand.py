@@ -6,8 +6,8 @@ An expander is a function from a `Generate` effect and the text of its question 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jax_ragrl.rollout.effects import Generate
 
@@ -39,6 +39,25 @@ class Branching(NamedTuple):
 
 # From an effect and the text of its question.
 Expander = Callable[[Generate, str], Branching]
+
+
+class Growth(NamedTuple):
+    """Further actions in decisions of rollouts that have ended, each with a rollout after it.
+
+    The trees of Tree-GRPO (Ji et al. 2025, section 3.2). Decisions are chosen when all rollouts of
+    the batch have ended, so that the choice may depend on all that happened in them.
+
+    Fields:
+      rounds: how many times each tree grows.
+      actions: the actions that a tree gets in a round.
+      weigh: from the `tree.Record` of the actions that were tried in each decision of a tree to the
+        chances of the decisions, which are drawn with replacement; None: they are equal. Unless
+        the chances are independent of the actions given their states, the gradient is biased.
+    """
+
+    rounds: int
+    actions: int
+    weigh: Callable[[Sequence[Sequence[Any]]], Sequence[float]] | None = None
 
 
 def single_chain(effect: Generate, question: str) -> Branching:

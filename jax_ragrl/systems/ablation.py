@@ -69,15 +69,17 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
             reads_leaves=True,
         )
     one_of("config.credit", credit, (OWN, *RETURN_CREDITS, *GROUP_CREDITS))
-    # Siblings are the actions that the expander tries in one state; whole rollouts are copies.
+    # Siblings are the actions that are tried in one state; whole rollouts are copies.
     if credit == "siblings" and not recipe.reads_leaves:
         raise UserError(
             "config.credit 'siblings' compares actions by the leaves that follow each, but the "
             "rollouts of this recipe continue after one action of a group: use 'own', or whole "
             "rollouts (group_size 1, rollouts of 2 or more, and 'rollouts')"
         )
-    size = "width" if credit == "siblings" else "rollouts"
-    check_group_size(size, getattr(recipe, size))
+    if credit != "siblings":
+        check_group_size("rollouts", recipe.rollouts)
+    elif not recipe.growth:
+        check_group_size("width", recipe.width)
     return dataclasses.replace(
         recipe, credit=None, compare=GROUP_CREDITS[credit], turn_credit=None, reads_leaves=True
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.expand import Expander, single_chain
+from jax_ragrl.rollout.expand import Expander, Growth, single_chain
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.system import Steps, System
 from jax_ragrl.rollout.tree import NO_PARENT, Forest
@@ -121,6 +121,7 @@ class Recipe:
       accepts_judge: whether the verdict of a judge may replace the metric in `reward`.
       trainable: from a forest to the nodes that may be trained, bool `[N]`, whatever the credit;
         None: all.
+      growth: further actions in decisions of rollouts that have ended; None: none.
       width: the most actions that the expander samples per prompt; it sizes batches.
       reads_leaves: whether the credit depends on the rewards of leaves.
       priced: whether actions pay prices, which are small beside the reward of the answer.
@@ -131,6 +132,7 @@ class Recipe:
     credit: Credit | None = None
     compare: GroupCredit | None = None
     expander: Callable[[frozenset[str]], Expander] = lambda roles: single_chain
+    growth: Growth | None = None
     rollouts: int = 1
     inference: System | None = None
     metric: str = "f1"

@@ -123,6 +123,7 @@ def collect_shard(
         rollouts=recipe.rollouts,
         copies=copies,
         lockstep=method.lockstep,
+        growth=recipe.growth,
     )
 
 

@@ -91,7 +91,7 @@ def _forests(
         expander = job.recipe.expander(frozenset(job.policy_of))
         forest = collect(
             job.recipe.system, expander, batch, environment, seed=job.seed,
-            rollouts=job.recipe.rollouts,
+            rollouts=job.recipe.rollouts, growth=job.recipe.growth,
         )  # fmt: skip
         # Nothing here uses the network, so that a failure is a fault of the set-up.
         if forest.failures:

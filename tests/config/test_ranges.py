@@ -46,7 +46,11 @@ def test_every_number_of_a_section_has_a_range():
     ]
     assert len({hint for hint, _ in found if is_section(hint)}) > 45
     # A recipe is built by its system, with the branches of its expander.
-    assert {cls.__name__ for hint, cls in found if hint in (int, float)} == {"Branching", "Recipe"}
+    assert {cls.__name__ for hint, cls in found if hint in (int, float)} == {
+        "Branching",
+        "Growth",
+        "Recipe",
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jax_ragrl.credit.returns import monte_carlo
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.effects import ModelOutput
-from jax_ragrl.rollout.expand import Expander, ForcedAction, Tree, single_chain
+from jax_ragrl.rollout.expand import Expander, ForcedAction, Growth, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.runtime import records
@@ -140,12 +140,14 @@ def talk(
     *questions: Question,
     expander: Expander = single_chain,
     rollouts: int = 1,
+    growth: Growth | None = None,
+    lockstep: bool = True,
     **tape: Any,
 ) -> tuple[Forest, Tape]:
     """The forest of a recorded rollout of any system, and its tape."""
     tape = Tape(texts, **tape)
-    environment = tape.environment()
-    forest = collect(system, expander, questions or (ANN,), environment, rollouts=rollouts)
+    settings = {"rollouts": rollouts, "growth": growth, "lockstep": lockstep}
+    forest = collect(system, expander, questions or (ANN,), tape.environment(), **settings)
     assert_readable(forest)
     return forest, tape
 

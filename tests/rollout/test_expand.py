@@ -1,11 +1,20 @@
+import collections
+import dataclasses
+import random
+
+import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree
+from jax_ragrl.rollout.expand import Branching, ForcedAction, Growth, Tree
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, build_forest
+from jax_ragrl.systems.base import path_from_root
+from jax_ragrl.systems.baselines.executor import SearchAgent
 from jax_ragrl.systems.c3po import TreeShape
-from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
+from jax_ragrl.systems.tags import render_turn
+from jax_ragrl.types import Question
+from tests.rollout.tape import ANN, BOB, PAPER, Tape, play, talk
 from tests.rollout.test_collect import QUESTIONS
 
 
@@ -116,3 +125,78 @@ def test_limits_and_answers_are_not_parse_errors(why):
         record(0, role=LEAF, answer="x", finish_reason="answered, Unknown Document").parse_error
         == ""
     )
+
+
+AGENT_SYSTEM = SearchAgent("search_r1", "coda_tiny", 1, 4, as_chat_turns=True)
+
+
+def write(role: str, prompt: str, rng: random.Random) -> str:
+    """One of four searches, or of two answers."""
+    word = rng.choice("abcdef")
+    kind = {"answer": word} if word in "ef" else {"search": word}
+    return render_turn(think="t", **kind)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_trees_grow_by_the_same_number_of_rollouts_wherever_they_branch(lockstep):
+    questions = [Question(f"q{i}", f"Where was {i} born?", ("Ulm",)) for i in range(30)]
+    settings = {"rollouts": 2, "growth": Growth(2, 3), "lockstep": lockstep}
+    forest, _ = talk(AGENT_SYSTEM, write, *questions, **settings)
+    # An action that was drawn again is one node, whose rollout goes on once.
+    again = forest.multiplicity_N - 1
+    trees = [(r.question, r.path[0]) for r in forest.records]
+    for tree in set(trees):
+        nodes = [n for n, name in enumerate(trees) if name == tree]
+        assert forest.leaf_N[nodes].sum() + again[nodes].sum() == 1 + 2 * 3
+    assert again.sum() > 10
+    # A leaf pays for the searches on its own path.
+    for leaf in np.flatnonzero(forest.leaf_N):
+        path = [forest.records[n] for n in path_from_root(forest, leaf)]
+        queries = [r.parsed.args[0] for r in path if r.parsed and r.parsed.action == "search"]
+        assert [call.request for call in forest.records[leaf].calls] == queries[:3]  # no last one
+    # No question depends on the others in its batch, nor on the order of replies.
+    alone, _ = talk(AGENT_SYSTEM, write, questions[7], **settings | {"lockstep": True})
+    rows = [r for r in forest.records if r.question == 7]
+    assert [(r.path, r.action, r.multiplicity, r.round, r.answer) for r in rows] == [
+        (r.path, r.action, r.multiplicity, r.round, r.answer) for r in alone.records
+    ]
+
+
+def test_growth_draws_each_decision_and_each_action_equally_often():
+    """With three decisions per chain; by chance a count misses these bounds once in 10,000 runs."""
+    questions = [Question(f"q{i}", f"Where was {i} born?", ("Ulm",)) for i in range(600)]
+    agent = dataclasses.replace(AGENT_SYSTEM, max_turns=3)
+
+    def search(role: str, prompt: str, rng: random.Random) -> str:
+        return render_turn(think="t", search=rng.choice("ab"))
+
+    forest, _ = talk(agent, search, *questions, growth=Growth(1, 1))
+    counts, same = collections.Counter(), 0
+    for question in range(len(questions)):
+        nodes = [n for n in forest.nodes_of(question) if not forest.leaf_N[n]]
+        (grown,) = [forest.records[n] for n in nodes if forest.multiplicity_N[n] > 1] or [
+            next(forest.records[n] for n in nodes if forest.records[n].path[-1] == 1)
+        ]
+        counts[grown.depth] += 1
+        same += grown.multiplicity > 1
+    assert sorted(counts) == [1, 2, 3]
+    assert all(abs(count - 200) < 4 * (600 * 2 / 9) ** 0.5 for count in counts.values())
+    assert abs(same - 300) < 4 * (600 / 4) ** 0.5
+
+
+def test_growth_weighs_what_happened():
+    seen = []
+
+    def weigh(groups):
+        seen.append([[r.parsed.args[0] for r in group] for group in groups])
+        return [float(group[0].passages == ()) + 1e-9 for group in groups]
+
+    texts = {
+        "agent": [
+            render_turn(think="t", search="a"),
+            *(render_turn(think="t", answer=x) for x in "xy"),
+        ]
+    }
+    forest, _ = talk(AGENT_SYSTEM, texts, growth=Growth(1, 1, weigh))
+    assert seen == [[["a"], ["x"]]]
+    assert [r.answer for r in forest.records if r.role == LEAF] == ["x", "y"]

@@ -7,7 +7,6 @@ import pytest
 
 from jax_ragrl.credit.advantages import group_normalised
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.effects import Generate, ModelOutput, Observation
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.rollout.tree import LEAF
 from jax_ragrl.systems.baselines import executor, tree_grpo
@@ -19,9 +18,8 @@ from jax_ragrl.systems.baselines.executor import (
     research_reward,
     search_r1_reward,
 )
-from jax_ragrl.systems.baselines.tree_grpo import RandomTree, Settings
+from jax_ragrl.systems.baselines.tree_grpo import Settings
 from jax_ragrl.systems.tags import render_turn
-from jax_ragrl.types import Message
 from tests.rollout.tape import ANN, leaves_of, talk
 
 SYSTEM = SearchAgent("autorefine", "coda_tiny", top_k=1, as_chat_turns=True)
@@ -130,9 +128,6 @@ def test_a_critic_needs_no_group():
     assert recipe.turn_credit(forest, reward_N)[0].tolist()[:2] == [0.0, 1.0]
 
 
-EXAMPLE = (Message("user", "p"),)
-
-
 AGENT_SYSTEM = executor.SearchAgent("search_r1", "coda_tiny", 1, 4, as_chat_turns=True)
 
 
@@ -144,44 +139,23 @@ def outputs(answer: str) -> str:
     return render_turn(think="t", answer=answer)
 
 
-def forest_of(share: float = 1.0, until: int = 2):
+def test_the_advantage_is_the_sum_of_that_in_the_tree_and_in_the_question():
     """Two trees for Ann, each with a search and two answers: right and wrong, both wrong."""
-    recipe = tree_grpo.recipe(Settings(AGENT_SYSTEM, RandomTree(2, share, until), rollouts=2))
-    texts = {
-        AGENT: [
-            look("a"),
-            look("b"),
-            outputs("Ulm"),
-            outputs("Rom"),
-            outputs("Rom"),
-            outputs("Bonn"),
-        ]
-    }
-    expander = recipe.expander(frozenset((AGENT,)))
-    forest, _ = talk(recipe.system, texts, expander=expander, rollouts=recipe.rollouts)
-    return recipe, forest
-
-
-def test_trees_branch_at_random_but_repeatably_after_their_first_turn_and_not_in_late_ones():
-    _, forest = forest_of()
+    recipe = tree_grpo.recipe(Settings(AGENT_SYSTEM, rounds=1, actions=1))
+    # The last decision of a tree is drawn, so that its first turn is shared.
+    growth = recipe.growth._replace(weigh=lambda groups: [0.0] * (len(groups) - 1) + [1.0])
+    answers = [outputs(answer) for answer in ("Ulm", "Rom", "Rom", "Bonn")]
+    forest, _ = talk(
+        *(recipe.system, {AGENT: [look("a"), look("b"), *answers]}),
+        rollouts=recipe.rollouts,
+        growth=growth,
+    )
     assert [answer for answer, _ in leaves_of(forest)] == ["Ulm", "Rom", "Rom", "Bonn"]
-    assert len(set(forest.roots().tolist())) == 2
-    tree = RandomTree(3, 1.0, branching_depth=3)
-    assert [tree(turn(depth), "q").samples for depth in (1, 2, 3, 4)] == [1, 3, 3, 1]
-    tree = RandomTree(2, 0.3)
-    wide = [tree(turn(2, i), "q").samples == 2 for i in range(1000)]
-    assert abs(sum(wide) - 300) < 4 * (1000 * 0.3 * 0.7) ** 0.5
-    assert wide == [tree(turn(2, i), "q").samples == 2 for i in range(1000)]
-    assert wide != [tree(turn(2, i), "other").samples == 2 for i in range(1000)]
-
-
-def test_the_advantage_averages_tree_and_question():
-    recipe, forest = forest_of()
     credit_N, weight_N = recipe.compare(forest, recipe.reward(forest), rule=group_normalised)
     # Of the question's four: mean 1/4, deviation 1/2. Of the first tree's two: 1/2, sqrt(1/2).
-    right = (0.75 / 0.5 + 0.5 / np.sqrt(0.5)) / 2
-    wrong = (-0.25 / 0.5 - 0.5 / np.sqrt(0.5)) / 2
-    other = (-0.25 / 0.5 + 0.0) / 2
+    right = 0.75 / 0.5 + 0.5 / np.sqrt(0.5)
+    wrong = -0.25 / 0.5 - 0.5 / np.sqrt(0.5)
+    other = -0.25 / 0.5 + 0.0
     leaves = [i for i, r in enumerate(forest.records) if r.role == LEAF]
     np.testing.assert_allclose(credit_N[leaves], [right, wrong, other, other], atol=1e-5)
     # A shared turn has the mean of its rollouts, and their number.
@@ -190,8 +164,16 @@ def test_the_advantage_averages_tree_and_question():
     assert weight_N[roots].tolist() == [2.0, 2.0]
 
 
-def turn(depth: int, number: int = 0) -> Generate:
-    return Generate(AGENT, EXAMPLE, depth, (ModelOutput((number,)), Observation("found")))
+def test_two_first_turns_of_a_tree_are_compared_with_each_other():
+    recipe = tree_grpo.recipe(Settings(AGENT_SYSTEM, rounds=1, actions=1))
+    growth = recipe.growth._replace(weigh=lambda groups: [1.0] + [0.0] * (len(groups) - 1))
+    answers = [outputs(answer) for answer in ("Ulm", "Rom", "Bonn", "Oslo")]
+    forest, _ = talk(recipe.system, {AGENT: answers}, rollouts=2, growth=growth)
+    credit_N, _ = recipe.compare(forest, recipe.reward(forest), rule=group_normalised)
+    by_answer = {r.answer: c for r, c in zip(forest.records, credit_N, strict=True) if r.answer}
+    in_tree = 0.5 / np.sqrt(0.5)
+    expected = {"Ulm": 1.5 + in_tree, "Bonn": -0.5 - in_tree, "Rom": -0.5, "Oslo": -0.5}
+    assert by_answer == pytest.approx(expected, abs=1e-5)
 
 
 def test_one_tree_per_question_and_an_unknown_kind_are_rejected():
