@@ -43,7 +43,7 @@ from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Expander, Tree, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.rewards import rewards_of
-from jax_ragrl.rollout.system import Execution
+from jax_ragrl.rollout.system import Execution, before_last_reply
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Call, Forest, Record
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.load import load_job
@@ -255,9 +255,7 @@ def decision_of(recipe: Recipe, forest: Forest, question: int, seed: int) -> Dec
         record = forest.records[node]
         if record.action is None:
             continue
-        execution = Execution(recipe.system, forest.questions[question])
-        for reply in record.state.replies[:-1]:
-            execution = execution.advance(reply)
+        execution = before_last_reply(recipe.system, record.state)
         if len(execution.effects) > 1:
             continue
         before = path_from_root(forest, node)[:-1]

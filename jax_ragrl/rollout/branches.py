@@ -15,7 +15,7 @@ from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.effects import CallLLM, CallTool, Done, Generate, Search
 from jax_ragrl.rollout.expand import Expander, Growth
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action, parse_action
-from jax_ragrl.rollout.system import Execution, Reply, System
+from jax_ragrl.rollout.system import Execution, Reply, System, before_last_reply
 from jax_ragrl.rollout.tools import ToolResult
 from jax_ragrl.rollout.tree import (
     LEAF,
@@ -166,15 +166,12 @@ class Nodes:
                 drawn = rng.choices(range(len(groups)), chances, k=growth.actions)
                 for i, count in sorted(Counter(drawn).items()):
                     n, record = groups[i][0], tried[i][0]
-                    execution = Execution(self.system, question)
-                    for reply in record.state.replies[:-1]:
-                        execution = execution.advance(reply)
                     nodes, node = list[int](), record.parent
                     while node != NO_PARENT:
                         nodes.insert(0, node)
                         node = self.records[node].parent
                     branch = Branch(
-                        execution,
+                        before_last_reply(self.system, record.state),
                         record.question,
                         record.parent,
                         record.path[:-1],

@@ -153,6 +153,14 @@ class Execution:
         return after
 
 
+def before_last_reply(system: System, state: State) -> Execution:
+    """Returns the execution of a system that waited for the last reply of a state."""
+    execution = Execution(system, state.question)
+    for reply in state.replies[:-1]:
+        execution = execution.advance(reply)
+    return execution
+
+
 def _next_effects(
     steps: Steps, reply: Any
 ) -> tuple[tuple[Effect, ...], tuple[tuple[Any, ...], ...]]:
