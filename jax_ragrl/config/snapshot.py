@@ -99,7 +99,8 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _flat(values: Any, where: str = "config") -> dict[str, str]:
-    if not isinstance(values, Mapping):
+    # An empty section may turn something on: `preference={}` is DPO.
+    if not isinstance(values, Mapping) or not values:
         # Keys of the sections in a list may be in any order.
         return {where: json.dumps(values, sort_keys=True, default=list)}
     return {

@@ -7,6 +7,7 @@ import pytest
 
 from jax_ragrl.config.keys import config_keys
 from jax_ragrl.config.schema import build, convert, problems
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.run import config as run_config
 from jax_ragrl.run.overrides import load_config
@@ -129,3 +130,13 @@ def test_a_section_and_an_unknown_key_of_it_show_the_other_kinds():
 def test_every_key_of_a_warm_start_on_demonstrations_has_a_description():
     keys = list(config_keys(WarmStart, {"data": {"demos": "d"}, "optimizer": {}}))
     assert [key.name for key in keys if not key.meaning] == []
+
+
+@pytest.mark.parametrize("section", [{"preference": {}}, {"data": {"chunk": {}}}])
+def test_a_run_does_not_resume_with_a_section_that_is_on_and_has_no_keys(tmp_path, section):
+    file = tmp_path / "config.json"
+    save_config(file, {"seed": 1, "data": {"files": {}}})
+    name = next(iter(section))
+    with pytest.raises(UserError, match=rf"another config \(config\.{name}\S* differs\)"):
+        save_config(file, {"seed": 1, "data": {"files": {}}} | section)
+    save_config(file, {"seed": 1, "data": {"files": {}}})
