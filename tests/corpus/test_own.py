@@ -118,6 +118,74 @@ def test_gold_passages_need_no_answer(tmp_path):
     assert question.gold == ("p1", "p2") and question.answers == ()
 
 
+@pytest.mark.parametrize("files", [1, 2])
+def test_each_record_is_read_by_the_names_that_it_has(tmp_path, files):
+    """What the first one lacks is not lost, within a file and in the next shard."""
+    passages = [{"text": "a"}, {"title": "T", "id": "p9", "text": "b"}]
+    questions = [
+        {"question": "q?", "answer": "x"},
+        {"query": "r?", "answers": ["y"], "gold": ["p"]},
+    ]
+
+    def paths(rows):
+        parts = [rows] if files == 1 else [[row] for row in rows]
+        return ",".join(
+            str(write(tmp_path / f"{n}.jsonl", part, "jsonl")) for n, part in enumerate(parts)
+        )
+
+    assert formats.load_passages(paths(passages)) == [
+        Passage("p0", "", "a"),
+        Passage("p9", "T", "b"),
+    ]
+    found = formats.load_questions(paths(questions))
+    assert [(q.text, q.answers, q.gold) for q in found] == [
+        ("q?", ("x",), ()),
+        ("r?", ("y",), ("p",)),
+    ]
+
+
+def test_a_field_without_content_gives_way_to_one_of_another_name(tmp_path):
+    rows = [{"text": "", "content": "real"}, {"text": "own", "content": "other"}]
+    found = formats.load_passages(write(tmp_path / "p", rows, "jsonl"))
+    assert [passage.text for passage in found] == ["real", "own"]
+    rows = [{"question": "q?", "answer": None, "answers": ["x"], "gold": [], "gold_ids": ["p1"]}]
+    (question,) = formats.load_questions(write(tmp_path / "q", rows, "jsonl"))
+    assert (question.answers, question.gold) == (("x",), ("p1",))
+
+
+def test_two_fields_with_different_answers_are_refused_until_one_is_named(tmp_path):
+    path = write(
+        tmp_path / "x", [{"question": "q?", "answer": "y", "answers": ["y", "z"]}], "jsonl"
+    )
+    with pytest.raises(UserError, match=r"x, line 1: .*'answer' has .* y, and 'answers' has y, z"):
+        formats.load_questions(path)
+    (question,) = formats.load_questions(path, {"answer": "answers"})
+    assert question.answers == ("y", "z")
+    path = write(tmp_path / "x", [{"question": "q?", "answer": "y", "answers": ["y"]}], "jsonl")
+    assert formats.load_questions(path)[0].answers == ("y",)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q?", "golden_answers": ["x"]},
+        {"question": "q?", "golden_answers": ["x"], "metadata": None},
+        {"question": "q?", "possible_answers": '["x"]', "id": 1},
+        {"query": "q?", "answer": "x", "evidence_list": []},
+    ],
+)
+def test_a_published_format_with_gold_of_ones_own(tmp_path, row):
+    (question,) = formats.load_questions(write(tmp_path / "x", [row | {"gold": ["p1"]}], "jsonl"))
+    assert question.gold == ("p1",) and question.answers == ("x",)
+    formats.save_questions([question], tmp_path / "saved.jsonl")
+    assert formats.load_questions(tmp_path / "saved.jsonl")[0].gold == ("p1",)
+
+
+def test_flashrags_questions_may_have_another_name_for_their_id(tmp_path):
+    rows = [{"qid": "a7", "question": "q?", "golden_answers": ["x"]}]
+    assert formats.load_questions(write(tmp_path / "x", rows, "jsonl"))[0].id == "a7"
+
+
 Q, P, ROW = "questions", "passages", {"question": "q?", "answer": "a"}
 
 

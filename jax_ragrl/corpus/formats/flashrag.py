@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jax_ragrl.corpus.fields import NAMES
 from jax_ragrl.corpus.formats.files import (
     Record,
     Source,
@@ -58,9 +59,10 @@ def read_question(record: Record, number: int) -> Question:
     own = Record(f"{record.place}, metadata", metadata)
     # Parquet has every field in every row: null where the row has none.
     names = [name for name in ("gold", "gold_titles") if metadata.get(name) is not None]
+    key = next((name for name in NAMES["questions"]["id"] if name in record.fields), "id")
     hops = len(_fact_titles(metadata)) if metadata.get("hops") is None else metadata["hops"]
     return Question(
-        id=optional_text(record, "id", str(number)),
+        id=optional_text(record, key, str(number)),
         text=question_text(record, "question"),
         answers=answers(record, "golden_answers"),
         gold=unique(texts(own, names[0])) if names else _fact_titles(metadata),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from jax_ragrl.corpus.fields import NAMES
 from jax_ragrl.corpus.formats.files import (
     Record,
     answers,
@@ -19,6 +21,7 @@ from jax_ragrl.corpus.formats.files import (
     read_json,
     read_records,
     text,
+    texts,
     unique,
 )
 from jax_ragrl.corpus.formats.look import look
@@ -34,8 +37,24 @@ ReadQuestion: TypeAlias = Callable[[Record, int], Question]  # a record and its 
 
 
 def questions_of(read: ReadQuestion) -> Reader:
-    """Returns the reader of a format whose records are questions."""
-    return lambda files: ([read(record, n) for n, record in enumerate(read_records(files))], [])
+    """Returns the reader of a format whose records are questions.
+
+    A file may also have gold passages in a field of one's own, see `own.py`.
+    """
+
+    def read_all(files: Files) -> tuple[list[Question], list[Passage]]:
+        questions = []
+        for n, record in enumerate(read_records(files)):
+            question = read(record, n)
+            name = next((x for x in NAMES["questions"]["gold"] if record.fields.get(x)), "")
+            if name and not question.gold:
+                metadata = {k: v for k, v in question.metadata.items() if k != name}
+                gold = unique(texts(record, name))
+                question = dataclasses.replace(question, gold=gold, metadata=metadata)
+            questions.append(question)
+        return questions, []
+
+    return read_all
 
 
 def with_contexts(
