@@ -112,6 +112,13 @@ def test_a_quotation_mark_that_is_not_closed_is_refused(tmp_path):
     assert [q.text for q in formats.load_questions(path)] == ["who?", 'a "b"?']
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+def test_a_table_that_begins_with_a_blank_line_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("\nquestion,answer\nq?,a\n")
+    with pytest.raises(UserError, match=rf"{name}: line 1 is blank.*remove it"):
+        formats.load_questions(tmp_path / name)
+
+
 def test_gold_passages_need_no_answer(tmp_path):
     rows = [{"query": "q?", "gold": ["p1", "p2", "p1"]}]
     (question,) = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))

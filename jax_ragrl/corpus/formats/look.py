@@ -126,6 +126,8 @@ def look(files: Sequence[pathlib.Path]) -> FileLook:
     # Text files may hold JSON lines or a table with tabs.
     if path.suffix.lower() == ".txt" and "\t" not in first:
         return FileLook("documents", frozenset())
+    if not first.strip():
+        raise UserError(f"{path}: line 1 is blank, where a table names its columns: remove it")
     try:
         names = next(csv.reader([first], delimiter=container), [])
     except csv.Error:  # a cell that is longer than the name of any column
