@@ -166,6 +166,10 @@ def test_merged_siblings_count_as_often_as_they_were_sampled():
     forest, reward_N = forest_of(records, [1.0, 0.0, 0.0])
     credit_N, _ = over_siblings(forest, reward_N, group_centred)
     np.testing.assert_allclose(credit_N, [0.375, -0.375, 3 * 0.25, -0.75, 0, 0, 0])
+    # As GRPO's four samples, three of one text.
+    credit_N, _ = over_siblings(forest, reward_N, group_normalised)
+    expected_X = group_normalised(np.array([1.0, 1.0, 1.0, 0.0]))
+    np.testing.assert_allclose(credit_N[2:4] / [3, 1], expected_X[2:], rtol=1e-5)
 
 
 @pytest.mark.parametrize("forced", [(), (0,), (1, 2)])

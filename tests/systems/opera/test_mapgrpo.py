@@ -1,18 +1,16 @@
-import collections
 import dataclasses
 import functools
 
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.advantages import group_centred, group_normalised
+from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.roles import invalid_action
 from jax_ragrl.rollout.system import Execution
-from jax_ragrl.rollout.tree import NO_PARENT, Action, Record, build_forest, sibling_groups
+from jax_ragrl.rollout.tree import sibling_groups
 from jax_ragrl.systems import opera
 from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera.expert_pool import (
@@ -167,41 +165,6 @@ def test_an_expert_without_gradient_only_raises_the_mean():
     rows = analyses(ROM, NO, injection=SILENT, best=YES)
     assert rows == close([(YES, 0.0, 0), (ROM, WRONG - mean, 1), (NO, REFUSAL - mean, 1)])
     assert sum(credit for _, credit, _ in rows) < 0
-
-
-def merged_plans(*counts: tuple[int, int]):
-    records = [
-        Record(
-            *(NO_PARENT, 0, PLAN, 1, (i,)),
-            Action((1, 2), (token, 9), "t", (0.0, 0.0)),
-            multiplicity=count,
-            parsed=ParsedAction(PLAN),
-        )
-        for i, (token, count) in enumerate(counts)
-    ]
-    return build_forest([EXAMPLE], records)
-
-
-def test_merged_actions_have_the_gradient_of_their_copies():
-    """Compares seven copies of one text and one of another as two nodes and as eight."""
-
-    def gradient_of(*counts: tuple[int, int]) -> dict[tuple[int, ...], float]:
-        forest = merged_plans(*counts)
-        reward_N = np.array([token == 5 for token, _ in counts], np.float32)
-        credit_N, weight_N = sibling_advantages(forest, reward_N, OFF, group_centred)
-        sums = collections.Counter()
-        for turn in turns_of(forest, credit_N, weight_N):
-            sums[turn.ids] += turn.credit
-        return dict(sums)
-
-    apart = gradient_of(*[(5, 1)] * 7, (6, 1))
-    assert gradient_of((5, 7), (6, 1)) == apart == {(5, 9): 0.875, (6, 9): -0.875}
-    # Merged copies, three of one text and one of another, are normalized as GRPO's four samples.
-    reward_N = np.array([0.2, 0.8], np.float32)
-    forest = merged_plans((5, 3), (6, 1))
-    credit_N, _ = sibling_advantages(forest, reward_N, OFF, group_normalised)
-    expected_X = group_normalised(np.array([0.2, 0.2, 0.2, 0.8]))
-    np.testing.assert_allclose(credit_N / [3, 1], expected_X[2:], rtol=1e-5)
 
 
 def test_each_decision_is_a_separate_group():
