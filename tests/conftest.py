@@ -27,6 +27,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")  # not that of the user
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["OPENAI_API_KEY"] = os.environ["SERPER_API_KEY"] = "none"  # not those of the user
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -94,8 +94,7 @@ def test_a_run_resumes_with_another_server_address(tmp_path):
         save_config(file, {"llm": there, "judge": there, "seed": 1})
 
 
-def test_replies_to_users_are_not_stored(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_replies_to_users_are_not_stored():
     fields = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9/v1"}
     servers = [f"--config.{x}.{k}={v}" for x in ("llm", "judge") for k, v in fields.items()]
     config = [f"--config={CONFIG}", "--config.data.world.size=40", *servers]

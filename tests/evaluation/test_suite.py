@@ -74,8 +74,7 @@ def write_jsonl(path: pathlib.Path, *values: dict) -> pathlib.Path:
 
 
 @pytest.fixture
-def sets(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def sets(tmp_path):
     corpus = [{"id": str(i), "title": f"t{i}", "text": f"{w} is here"} for i, w in enumerate("xyz")]
     write_jsonl(tmp_path / "corpus.jsonl", *corpus)
     questions = [{"id": w, "question": f"where is {w}", "golden_answers": [w]} for w in "xyz"]

@@ -287,9 +287,8 @@ def test_a_search_server_excludes_a_corpus_and_an_index(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_a_served_index_is_a_retriever(tmp_path, capsys, monkeypatch):
+def test_a_served_index_is_a_retriever(tmp_path, capsys):
     """A reader that repeats its prompt knows the first five passages only."""
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
     file, tape = tmp_path / "q.jsonl", Tape({}, replies={"answer": "x"})
     questions = [Question(text, text, (text,), gold=("p2",)) for text in ("text 5", "text 6")]
     save_questions(questions, file)

@@ -26,11 +26,6 @@ from tests.rollout.tape import ANN, BOB
 WRITERS = 4
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-
-
 def asked(text: str, **changes: object) -> LLMRequest:
     return LLMRequest("answer", (Message("user", text),), **changes)  # type: ignore[arg-type]
 

@@ -31,11 +31,6 @@ from tests.rollout.tape import ANN, BOB, Tape
 NO_REQUEST = {"concurrency": 0, "retries": -1, "timeout": 0}
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-
-
 def asked(text: str, **changes) -> LLMRequest:
     return LLMRequest("answer", (Message("system", "be brief"), Message("user", text)), **changes)
 
@@ -302,8 +297,7 @@ def test_missing_and_impossible_counts_are_no_counts(wrong):
 
 
 @pytest.mark.parametrize("message", ODD)
-def test_an_odd_reply_costs_its_own_question_alone(message, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_an_odd_reply_costs_its_own_question_alone(message):
     odd = body(message)
     tape = Tape({}, replies={})
     replies = {"True or False": "False", "": "Ulm"}

@@ -108,10 +108,7 @@ def test_any_reply_is_a_value_or_the_failure_of_its_request(server, client, stat
     lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers]
     reply[0] = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", "none")
-        patch.setenv("SERPER_API_KEY", "none")
-        results = outcomes(client, address, timeout=5.0)
+    results = outcomes(client, address, timeout=5.0)
     assert len(results) == 2
     for result in results:
         assert isinstance(result, EffectError | (str if client == "llm" else Hits))
@@ -121,10 +118,8 @@ def test_any_reply_is_a_value_or_the_failure_of_its_request(server, client, stat
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_no_redirect_is_followed_and_the_failure_names_the_new_address(client, status, monkeypatch):
+def test_no_redirect_is_followed_and_the_failure_names_the_new_address(client, status):
     """Another host would get the prompts."""
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setenv("SERPER_API_KEY", "none")
     with sending(lambda number: [b""]) as (elsewhere, stolen):
         reply = f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\nLocation: {elsewhere}/a\r\n\r\n"
         with sending(lambda number: [reply.encode()]) as (address, _):

@@ -50,12 +50,6 @@ GOOD = {
 }
 
 
-@pytest.fixture(autouse=True)
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setenv("SERPER_API_KEY", "none")
-
-
 def drip(number: int) -> Iterator[bytes | float]:
     """A body whose bytes come one by one, each soon enough for a time-out between bytes."""
     yield whole(b" " * 100)[:-100]

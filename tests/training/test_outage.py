@@ -215,7 +215,6 @@ class Stopped(Exception):  # noqa: N818 - as a kill
 
 def test_a_run_that_is_killed_and_resumed_sends_each_request_once(tmp_path, monkeypatch):
     """Steps after the last checkpoint are repeated; their replies come from the file."""
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
     monkeypatch.setattr(loop, "learn", lambda method, policies, *_: (policies, {}))
     job, parts = small_run(tmp_path, steps=4, save_every=4, dev_questions=0)

@@ -169,8 +169,7 @@ def test_a_failed_rollout_is_retried_without_duplicates(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_pool_and_resumes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_the_command_writes_a_pool_and_resumes(tmp_path, capsys):
     out, small = tmp_path / "pool.jsonl", "--config.data.world.size=60"
     with serving(lambda body: "nothing legal") as (address, bodies):
         arguments = ["--writer", f"openai:m@{address}", "--temperatures", "0.5", "--limit", "3"]

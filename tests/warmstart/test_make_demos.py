@@ -292,8 +292,7 @@ def scripted(body) -> str:
     return Teacher().write(role, (Message("user", prompt),), (), rng)
 
 
-def test_the_writer_is_paid_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_the_writer_is_paid_once(tmp_path):
     out, config = tmp_path / "demos.jsonl", f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
     with serving(scripted) as (address, bodies):
         writer = [f"--writer=openai:m@{address}", "--limit=2", "--temperature=0.3", f"--out={out}"]
