@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.rollout.collect import Environment, collect
@@ -39,10 +38,10 @@ from jax_ragrl.systems.mao_arag import (
     turn_cost,
 )
 from jax_ragrl.types import Sampling
-from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mao_arag import Teacher
 from tests.rollout.tape import ANN, Tape, passage
+from tests.systems.test_baselines_world import retriever, world
 from tests.systems.test_parsers import ANYTHING
 from tests.systems.test_presets import code
 from tests.tiny import tokenizer
@@ -416,18 +415,13 @@ def test_a_fixed_workflow_acts_as_a_planner_that_always_writes_it(plan):
     assert len(fixed.records) == 1, "no role acts"
 
 
-@functools.cache
-def world() -> tuple[World, Any]:
-    return (small := generate(0, 60)), build_world_retriever(small)
-
-
 def score_plans(kind: str = "", **options: Any) -> tuple[float, float]:
     """The share of right answers with the teacher's plans, and the first plans' mean credit."""
-    questions = [q for split in world()[0].questions.values() for q in split]
+    questions = [q for split in world().questions.values() for q in split]
     questions = [q for q in questions if not kind or (q.kind == kind and q.hops > 1)][:80]
     sampler = TeacherSampler(Teacher(**options), tokenizer())
-    executors = WorldExecutors(world()[0], style="mao_arag_tiny")
-    environment = Environment(sampler, world()[1], executors)
+    executors = WorldExecutors(world(), style="mao_arag_tiny")
+    environment = Environment(sampler, retriever(), executors)
     forest = collect(MAOARAG(style="mao_arag_tiny"), single_chain, questions, environment)
     mao_recipe = recipe(Settings(costs=Costs(alpha=0.1)))
     reward_N = mao_recipe.reward(forest)

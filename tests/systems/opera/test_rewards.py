@@ -1,12 +1,10 @@
 """Rewards of plans, analyses and queries, and the gold that they are compared with."""
 
 import dataclasses
-import functools
 import math
 
 import pytest
 
-from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.rollout.roles import invalid_action
 from jax_ragrl.systems.opera.grammar import (
     Step,
@@ -39,6 +37,7 @@ from jax_ragrl.systems.opera.world import (
     subgoals,
 )
 from jax_ragrl.types import Passage, Question
+from tests.llm.test_reader import questions, world
 
 EXAMPLE = "Where was the director of Jaws born?"
 PLAN = parse_plan("1 Who directed Jaws?\n2 Where was [answer 1] born?")
@@ -319,22 +318,13 @@ def test_yes_and_no_depend_on_gold_passages(answer, visible, number, steps, rewa
     assert expected_scores == pytest.approx(rewards)
 
 
-@functools.cache
-def world() -> World:
-    return generate(0, 120)
-
-
-def questions() -> list[Question]:
-    return [q for split in world().questions.values() for q in split][:400]
-
-
 def gold(question: Question):
     by_id = {passage.id: passage for passage in world().passages}
     return [by_id[p] for p in question.gold]
 
 
 def test_sub_goal_answers_lead_to_the_final_answer():
-    for question in questions():
+    for question in questions(400):
         answers: list[str] = []
         for goal in subgoals(question.text):
             truth = read_gold(fill_answers(goal, answers), gold(question))
@@ -345,13 +335,13 @@ def test_sub_goal_answers_lead_to_the_final_answer():
 
 
 def test_a_complete_question_is_a_sub_goal_whose_total_counts_facts():
-    for question in questions()[:100]:
+    for question in questions(100):
         truth = read_gold(question.text, gold(question))
         assert truth.answers[0] in question.answers
         assert all(truth.relevant) and truth.total == question.hops
         less = read_gold(question.text, gold(question)[:-1])
         assert not less.answers and less.total == question.hops
-    question = next(q for q in questions() if q.kind == "chain" and q.hops > 1)
+    question = next(q for q in questions(400) if q.kind == "chain" and q.hops > 1)
     for passages in ([], gold(question) * 2):
         truth = read_gold(question.text, passages)
         assert truth.total == question.hops
@@ -386,5 +376,5 @@ def test_only_single_facts_are_reworded_with_words_of_their_passages():
         assert any(word in text[passage] for word in RELATION_WORDS[relation].split())
     assert as_query("birthplace of Ann Lee") == f"Ann Lee {RELATION_WORDS['birthplace']}"
     assert "born" in RELATION_WORDS["birthplace"]
-    chain = next(q for q in questions() if q.hops == 2)
+    chain = next(q for q in questions(400) if q.hops == 2)
     assert as_query(chain.text) == chain.text
