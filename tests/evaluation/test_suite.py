@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import types
 
 import pytest
@@ -20,6 +21,7 @@ from jax_ragrl.evaluation.suite import (
 )
 from jax_ragrl.evaluation.table import TableSettings
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
+from jax_ragrl.runtime.jsonl import write_rows
 from tests.llm.server import serving
 from tests.retrieval.engine import engine, pages
 
@@ -68,18 +70,13 @@ def test_failed_and_truncated_cells_are_removed(tmp_path):
     assert load_cells(tmp_path / "none") == {}
 
 
-def write_jsonl(path: pathlib.Path, *values: dict) -> pathlib.Path:
-    path.write_text("".join(json.dumps(value) + "\n" for value in values))
-    return path
-
-
 @pytest.fixture
 def sets(tmp_path):
     corpus = [{"id": str(i), "title": f"t{i}", "text": f"{w} is here"} for i, w in enumerate("xyz")]
-    write_jsonl(tmp_path / "corpus.jsonl", *corpus)
+    write_rows(tmp_path / "corpus.jsonl", corpus)
     questions = [{"id": w, "question": f"where is {w}", "golden_answers": [w]} for w in "xyz"]
-    write_jsonl(tmp_path / "one.jsonl", *questions)
-    write_jsonl(tmp_path / "two.jsonl", *questions[:2])
+    write_rows(tmp_path / "one.jsonl", questions)
+    write_rows(tmp_path / "two.jsonl", questions[:2])
     return tmp_path
 
 
@@ -141,7 +138,7 @@ def table_of(sets, monkeypatch):
     monkeypatch.setattr(suite, "load_models", lambda settings: models)
     monkeypatch.setattr(suite, "evaluate_row", lambda *inputs: {**CELL, "ended": {"answered": 3}})
     monkeypatch.chdir(sets)
-    write_jsonl(sets / "other.jsonl", {"id": "1", "title": "", "text": "nothing"})
+    write_rows(sets / "other.jsonl", [{"id": "1", "title": "", "text": "nothing"}])
     return lambda *args: main(["evaluate", "--workdir", "table", "--data", *args])
 
 
@@ -154,7 +151,7 @@ def test_cells_of_another_corpus_are_refused(table_of, sets, capsys):
     (row,) = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
     assert row["system"] == "direct"
     # A copy has the same passages.
-    write_jsonl(sets / "copy.jsonl", *map(json.loads, (sets / "corpus.jsonl").open()))
+    shutil.copy(sets / "corpus.jsonl", sets / "copy.jsonl")
     assert table_of("s=one.jsonl@copy.jsonl", "--systems", "direct,ircot") == 0
     assert table_of("t=one.jsonl@other.jsonl", "--systems", "direct") == 0
 
@@ -178,7 +175,7 @@ def test_cells_of_other_questions_are_refused(table_of, sets, capsys):
     assert table_of(*args, "--train", "two.jsonl") == 2
     assert "other training questions than --train two.jsonl" in capsys.readouterr().err
     row = {"id": "z", "question": "where is z", "golden_answers": ["z"]}
-    write_jsonl(sets / "one.jsonl", row)
+    write_rows(sets / "one.jsonl", [row])
     assert table_of(*args) == 2
     message = capsys.readouterr().err
     assert "cells of 's' with other questions than one.jsonl" in message and "NAME=FILE" in message

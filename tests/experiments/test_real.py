@@ -10,16 +10,11 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real
 from jax_ragrl.experiments.real import equal_time_steps, real_quickstart
 from jax_ragrl.run.overrides import load_config
-from jax_ragrl.runtime.jsonl import append_row, write_json
+from jax_ragrl.runtime.jsonl import append_row, write_json, write_rows
 
 CONFIGS = pathlib.Path(quickstart.__file__).parent
 SHAPES = {"prompt_lengths": (512,), "batch_sizes": (4,), "max_new_tokens": 16}
 PACKING = {"row_lengths": (576,), "tokens_per_device": 1152}
-
-
-def _write(path: pathlib.Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def _small(tmp_path: pathlib.Path) -> tuple[dict, dict]:
@@ -38,10 +33,10 @@ def _small(tmp_path: pathlib.Path) -> tuple[dict, dict]:
         {"id": f"q{i}", "question": f"when was {n} born", "golden_answers": [f"{1900 + i}"]}
         for i, n in enumerate(names)
     ]
-    file = _write(tmp_path / "questions.jsonl", questions)
-    files = {"corpus": _write(tmp_path / "corpus.jsonl", corpus)} | dict.fromkeys(
-        ("train", "dev", "test"), file
-    )
+    write_rows(tmp_path / "questions.jsonl", questions)
+    write_rows(tmp_path / "corpus.jsonl", corpus)
+    files = dict.fromkeys(("train", "dev", "test"), str(tmp_path / "questions.jsonl"))
+    files["corpus"] = str(tmp_path / "corpus.jsonl")
     values = load_config(CONFIGS / "quickstart.py", [])
     values |= {"policy": model, "data": {"files": files}, "shapes": SHAPES, "packing": PACKING}
     values |= {"index": {"encoder": "hashed", "kind": "exact"}, "compute_dtype": "float32"}

@@ -18,6 +18,7 @@ from jax_ragrl.retrieval.index import build_index
 from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.rollout.tree import Action, Record
 from jax_ragrl.run.load import load_job
+from jax_ragrl.runtime.jsonl import write_rows
 from jax_ragrl.types import LLMRequest, Message, Passage, Question
 from jax_ragrl.validation import checks, models, roles
 from jax_ragrl.validation.config import config_problems
@@ -30,18 +31,13 @@ PASSAGES = [{"id": f"p{n}", "title": f"T{n}", "text": f"Text {n}."} for n in ran
 TINY_BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def files(tmp_path):
     """The keys of a config that reads a folder of valid files."""
     for split in ("train", "dev", "test"):
         rows = [{**row, "question": f"{split} {row['question']}"} for row in QUESTIONS]
-        write(tmp_path / f"{split}.jsonl", rows)
-    write(tmp_path / "corpus.jsonl", PASSAGES)
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    write_rows(tmp_path / "corpus.jsonl", PASSAGES)
     names = {name: tmp_path / f"{name}.jsonl" for name in ("corpus", "train", "dev", "test")}
     data = {f"data.files.{name}": str(path) for name, path in names.items()}
     return data | {"llm.kind": "none", "index.kind": "bm25"}
@@ -114,7 +110,7 @@ def test_all_wrong_keys_are_named_at_once():
 
 def rows(name, content):
     def change(folder):
-        write(folder / f"{name}.jsonl", content)
+        write_rows(folder / f"{name}.jsonl", content)
         return {}
 
     return change
@@ -171,10 +167,10 @@ def test_an_index_is_compared_with_the_corpus_the_settings_and_the_encoder(files
     assert not errors(findings(named))
     (line,) = errors(findings(named | {"index.k1": 0.9}))
     assert line.startswith("error") and "index.k1 is 0.9" in line
-    write(tmp_path / "corpus.jsonl", PASSAGES[:3])
+    write_rows(tmp_path / "corpus.jsonl", PASSAGES[:3])
     (line,) = errors(findings(named))
     assert line.startswith("warning") and "has the index of another corpus" in line
-    write(tmp_path / "corpus.jsonl", PASSAGES)
+    write_rows(tmp_path / "corpus.jsonl", PASSAGES)
     (tmp_path / "run").mkdir()
     build_bm25(corpus, BM25Index(k1=0.9), tmp_path / "run" / "index")
     (line,) = errors(findings(files, workdir=tmp_path / "run"))
