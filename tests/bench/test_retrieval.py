@@ -16,6 +16,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.listwise import TOKENS_PER_PASSAGE
 from jax_ragrl.retrieval.recall import search_quality
 from jax_ragrl.types import Hits, Question
+from tests.warmstart.test_expert_pool import ScriptedLLM
 
 
 @pytest.fixture(scope="module")
@@ -148,17 +149,14 @@ def test_wrong_names_no_corpus_and_unnamed_rerankers_are_refused(folder, tmp_pat
 def test_a_language_model_orders_the_candidates_of_a_hybrid(folder, tmp_path, monkeypatch, capsys):
     """The fused hits in reverse, of two candidates per retriever and no others."""
 
-    class LastFirst:
-        name = "last"
-
-        def complete(self, requests):
-            counts = [request.sampling.max_tokens // TOKENS_PER_PASSAGE for request in requests]
-            return [" > ".join(map(str, range(count, 0, -1))) for count in counts]
+    def last_first(request):
+        count = request.sampling.max_tokens // TOKENS_PER_PASSAGE
+        return " > ".join(map(str, range(count, 0, -1)))
 
     parts = {**retrieval.HYBRID, "retrievers": ("bm25", "hashed")}  # MiniLM may be absent
     monkeypatch.setattr(retrieval, "HYBRID", parts)
     monkeypatch.setitem(SECTIONS, "hybrid", {**parts, "rerank": ""})
-    monkeypatch.setattr(retrieval, "load_llm", lambda *args: LastFirst())
+    monkeypatch.setattr(retrieval, "load_llm", lambda *args: ScriptedLLM(last_first))
     options = ("--retrievers", "hybrid,hybrid+rerank", "--candidates", "2", "--reranker", "llm")
     assert bench(folder, tmp_path, *options) == 2
     assert "name it with --llm" in capsys.readouterr().err

@@ -12,18 +12,16 @@ import warnings
 
 import jax
 import pytest
-from flax import nnx
 
 from jax_ragrl.cli import data, inference
 from jax_ragrl.cli.main import HOLDERS, TITLES, _parser, load_config, main
 from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.config.snapshot import load_saved_config, save_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.training import loop
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "tiny" / "c3po.py"
 
@@ -33,18 +31,6 @@ def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     line = capsys.readouterr().err.strip()
     assert line.startswith("ragrl: ") and "\n" not in line
     return line
-
-
-def write(path: pathlib.Path, *rows: object) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-@pytest.fixture
-def small_policy(tmp_path: pathlib.Path) -> str:
-    tokenizer().save(tmp_path / "tokenizer")
-    model = nnx.merge(*policy())
-    return str(save_decoder(model, tmp_path / "policy", tmp_path / "tokenizer"))
 
 
 def test_a_reader_that_leaves_ends_a_command_without_a_message():
@@ -57,14 +43,15 @@ def test_a_reader_that_leaves_ends_a_command_without_a_message():
 
 
 @pytest.mark.slow
-def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
+def test_a_workdir_belongs_to_one_config(tmp_path, capsys):
+    policy = saved_policy(tmp_path)
     args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
     # The next call corrects it.
     assert "nowhere" in error_line(capsys, *args, "--config.policy=nowhere")
-    assert main([*args, f"--config.policy={small_policy}"]) == 0
+    assert main([*args, f"--config.policy={policy}"]) == 0
     capsys.readouterr()
     (tmp_path / "checkpoints" / "1").mkdir()
-    line = error_line(capsys, *args, f"--config.policy={small_policy}", "--config.seed=5")
+    line = error_line(capsys, *args, f"--config.policy={policy}", "--config.seed=5")
     assert "seed" in line and str(tmp_path) in line
     ask = ("ask", "Who?", f"--workdir={tmp_path}")
     assert "--config=FILE" in error_line(capsys, *ask, f"--config={CONFIG}")
@@ -187,10 +174,10 @@ def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(monkeypatch, caps
 
 
 def test_an_index_may_be_in_a_parent_folder(tmp_path, monkeypatch):
-    corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
+    (tmp_path / "c.jsonl").write_text('{"id": "1", "title": "a", "text": "b"}')
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    assert main(["data", "index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
+    assert main("data index --corpus ../c.jsonl --out ../i --kind exact".split()) == 0
 
 
 @pytest.mark.parametrize(

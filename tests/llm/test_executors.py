@@ -117,6 +117,5 @@ def test_an_explanation_lists_facts_and_the_comparison(style):
 @pytest.mark.parametrize("prompt", ["", "Question: ", "Question: Who are you?", "1. a Answer: "])
 def test_any_prompt_gets_a_reply(prompt):
     requests = [LLMRequest(purpose, (Message("user", prompt),)) for purpose in EXECUTORS]
-    assert all(
-        isinstance(r, str) for r in WorldExecutors(world(), style=STYLES[0]).complete(requests)
-    )
+    replies = WorldExecutors(world(), style=STYLES[0]).complete(requests)
+    assert all(isinstance(reply, str) for reply in replies)

@@ -77,10 +77,6 @@ def test_a_demonstration_has_the_ids_of_its_action(chat, turns):
     assert example == (action.prompt_ids, action.ids, "agent")
 
 
-class KilledError(Exception):
-    """Raised in the middle of a run."""
-
-
 def run(folder: pathlib.Path, file: str, **changes) -> WarmStart:
     layout, optimizer = Layout((64,), 256), Optimizer(0.01, schedule="constant")
     defaults = {"epochs": 2, "batch_size": 4, "save_every": 2, "packing": layout}
@@ -111,12 +107,12 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypa
     assert full["loss"]["last"] < full["loss"]["first"]
 
     def kill(*args):
-        raise KilledError
+        raise KeyboardInterrupt
 
     original = finetune.imitate
     calls = iter([original, original, kill])
     monkeypatch.setattr(finetune, "imitate", lambda *args: next(calls)(*args))
-    with pytest.raises(KilledError):
+    with pytest.raises(KeyboardInterrupt):
         warm_start(config, tmp_path / "cut")
     monkeypatch.setattr(finetune, "imitate", original)
     with pytest.raises(UserError, match="another config.*epochs differs.*another --out"):

@@ -67,19 +67,6 @@ def test_evaluation_uses_the_prompts_of_training(tmp_path, kind, first):
     assert all(prompt.count("\n") == 3 for prompt in prompts)  # equal numbers of passages
 
 
-class Interrupted:
-    """A function whose second call is interrupted."""
-
-    def __init__(self, function):
-        self.function, self.calls = function, 0
-
-    def __call__(self, *args):
-        self.calls += 1
-        if self.calls == 2:
-            raise KeyboardInterrupt
-        return self.function(*args)
-
-
 @pytest.mark.slow
 def test_a_run_stopped_in_training_and_in_evaluation_resumes(tmp_path, monkeypatch, capsys):
     """That the parameters are those of a whole run: test_demos.py, of the same loop."""
@@ -93,12 +80,16 @@ def test_a_run_stopped_in_training_and_in_evaluation_resumes(tmp_path, monkeypat
             signal.raise_signal(signal.SIGTERM)
         return imitate(*args)
 
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
     steps: list[tuple] = []
     monkeypatch.setattr(finetune, "imitate", stop_in_second_step)
     assert main(command) == 143 and len(steps) == 2
-    monkeypatch.setattr(finetune, "_accuracy", interrupted := Interrupted(finetune._accuracy))
-    assert main(command) == 130  # in the evaluation after the training
-    monkeypatch.setattr(finetune, "_accuracy", interrupted.function)
+    with monkeypatch.context() as patch:
+        calls = iter([finetune._accuracy, interrupt])
+        patch.setattr(finetune, "_accuracy", lambda *args: next(calls)(*args))
+        assert main(command) == 130  # in the evaluation after the training
     assert main(command) == 0
     assert main(command) == 2 and "exists already: choose another --out" in capsys.readouterr().err
     summary = json.loads((out / "summary.json").read_text())

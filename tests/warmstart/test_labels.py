@@ -15,6 +15,7 @@ from jax_ragrl.types import Hits, Passage, Question
 from jax_ragrl.warmstart.labels import gold
 from jax_ragrl.warmstart.labels.base import gold_titles, label_demos, labeler_of
 from tests.tiny import tokenizer
+from tests.warmstart.test_expert_pool import ScriptedLLM
 
 OTHER = Passage("1", "Ben", "Ben was born in Rome.")
 GOLD = Passage("2", "Ada", "Ada painted. She was born in the city of Ulm in 1900.")
@@ -33,13 +34,9 @@ class Pages(Retriever):
         return [Hits(page[:k], (1.0,) * len(page[:k])) for page in pages]
 
 
-class Knows:
+def knows() -> ScriptedLLM:
     """A language model that knows the answer."""
-
-    name = "knows"
-
-    def complete(self, requests):
-        return ["It was Ulm."] * len(requests)
+    return ScriptedLLM(lambda request: "It was Ulm.")
 
 
 def demos(system, name, retriever, llm=None) -> list[tuple[str, str]]:
@@ -56,7 +53,7 @@ def test_c3po_searches_and_selects_the_gold_passage():
         ("router", "[Retrieval] where was Ada born"),
         ("filter", "Thought: 2 answers the question.\nAction: [2]"),
     ]
-    found = demos(C3PO("c3po_small", 3), "c3po", Pages([GOLD]), Knows())
+    found = demos(C3PO("c3po_small", 3), "c3po", Pages([GOLD]), knows())
     assert found == [("router", "[No Retrieval]")], "the frozen model knows it"
 
 
@@ -66,7 +63,7 @@ def test_c3po_searches_and_selects_the_gold_passage():
         ([GOLD, OTHER], None, "R,AG"),
         ([OTHER, GOLD], None, "R,DS,AG"),
         ([OTHER], None, "QR,R,AG"),
-        ([GOLD], Knows(), "AG"),
+        ([GOLD], knows(), "AG"),
     ],
 )
 def test_mao_arag_plans_the_cheapest_workflow(passages, llm, plan):
@@ -87,18 +84,10 @@ class Titles(Retriever):
         return [Hits((found.get(query, OTHER),), (1.0,)) for query in queries]
 
 
-class Plans:
-    """A language model that plans and decomposes in two steps."""
-
-    name = "plans"
-
-    def complete(self, requests):
-        return ["1. Who directed Vertigo?\n2. Where was #1 born?"] * len(requests)
-
-
 def chain_demos(system, name, question=CHAIN):
     titles = gold_titles([question], [OTHER, FILM, DIRECTOR])
-    return label_demos(system, labeler_of(name), [question], Titles(), tokenizer(), Plans(), titles)
+    plans = ScriptedLLM(lambda request: "1. Who directed Vertigo?\n2. Where was #1 born?")
+    return label_demos(system, labeler_of(name), [question], Titles(), tokenizer(), plans, titles)
 
 
 def replies(demos):

@@ -74,10 +74,6 @@ def test_non_finite_parameters_stop_a_warm_up(tmp_path):
     assert not (tmp_path / LOG).exists()
 
 
-class KilledError(Exception):
-    """Raised in the middle of a warm-up."""
-
-
 @pytest.fixture(scope="module")
 def short(tmp_path_factory) -> dict:
     """The config of a warm-up of two stages with 3 steps each."""
@@ -139,7 +135,7 @@ def ending(at: int, end: Callable[[], object]) -> Callable[..., None]:
 
 
 def kill() -> None:
-    raise KilledError
+    raise KeyboardInterrupt
 
 
 def damage(out: pathlib.Path, step: int) -> None:
@@ -151,7 +147,7 @@ def damage(out: pathlib.Path, step: int) -> None:
     ("end", "error", "saved", "is_damaged"),
     [
         # Step 3 ends a stage.
-        pytest.param(kill, KilledError, ["3", "4"], True, marks=pytest.mark.slow),
+        pytest.param(kill, KeyboardInterrupt, ["3", "4"], True, marks=pytest.mark.slow),
         (lambda: signal.raise_signal(signal.SIGTERM), Preempted, ["4", "5"], False),
     ],
     ids=["killed and damaged", "SIGTERM"],
