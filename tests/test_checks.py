@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.faults import sending, whole
+from tests.pods.cloud import write_script
 
 CI = pathlib.Path(__file__).parents[1] / ".ci"
 LOCK = """\
@@ -90,21 +91,15 @@ def other_python(folder: pathlib.Path, version: str, *tests: str) -> subprocess.
     """Runs the script in a copy of the checkout, without pyenv and with stubs alone on the PATH."""
     (folder / ".ci").mkdir(exist_ok=True)
     shutil.copy(CI / "other_python", folder / ".ci")
-    stub(folder / "launch" / "install.sh", "venv=$PWD/.venv")
+    write_script(folder / "launch" / "install.sh", "venv=$PWD/.venv")
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder)}
     command = ["bash", folder / ".ci" / "other_python", version, *tests]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def stub(file: pathlib.Path, *lines: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
-    file.chmod(0o755)
-
-
 def test_a_missing_python_is_skipped_with_a_line(tmp_path):
     """Also one on the PATH that does not run: pyenv has such a file for versions not selected."""
-    stub(tmp_path / "bin" / "python3.99", "exit 127")
+    write_script(tmp_path / "bin" / "python3.99", "exit 127")
     ran = other_python(tmp_path, "3.99")
     assert ran.returncode == 77
     assert ran.stdout == "SKIPPED: Python 3.99 is not installed, so nothing was checked with it\n"

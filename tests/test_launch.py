@@ -14,14 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from jax_ragrl.cli import main as cli
+from tests.pods.cloud import write_script
 
 LAUNCH = pathlib.Path(__file__).parent.parent / "launch"
-
-
-def script(file: pathlib.Path, *lines: str) -> None:
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
-    file.chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +24,9 @@ def script(file: pathlib.Path, *lines: str) -> None:
     [(0, 0, False), (137, 0, True), (134, 2, True), (137, 3, False), (2, 0, False)],
 )
 def test_a_slurm_job_is_requeued_after_a_crash(tmp_path, code, restarts, queued):
-    script(tmp_path / "launch" / "install.sh")
-    script(tmp_path / "bin" / "srun", 'echo "srun $*" >>calls', f"exit {code}")
-    script(tmp_path / "bin" / "scontrol", 'echo "scontrol $*" >>calls')
+    write_script(tmp_path / "launch" / "install.sh", "")
+    write_script(tmp_path / "bin" / "srun", f'echo "srun $*" >>calls\nexit {code}')
+    write_script(tmp_path / "bin" / "scontrol", 'echo "scontrol $*" >>calls')
     elsewhere = tmp_path / "spool" / "script"
     elsewhere.parent.mkdir()
     shutil.copy(LAUNCH / "slurm.sh", elsewhere)
@@ -54,7 +49,7 @@ def resolved(
     """The device that install.sh selects on a machine with these GPUs, and its message."""
     if driver:
         told = f'[[ "$1" == *driver* ]] && echo {driver} || printf "%s\\n" {gpus}'
-        script(folder / "bin" / "nvidia-smi", told)
+        write_script(folder / "bin" / "nvidia-smi", told)
     shutil.copytree(LAUNCH, folder / "launch", dirs_exist_ok=True)
     here = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "RAGRL_DEVICE": "auto"}
     command = f'source "{folder}/launch/install.sh"; resolve_device {wanted}'
@@ -100,9 +95,9 @@ def test_a_python_of_uv_is_used_if_the_others_are_too_old(tmp_path, name, line):
     version = '[[ "$1" == --version ]] || exit 1; echo "Python 3.10.12"'
     programs = dict.fromkeys(["python3", "python3.11", "python3.12", "python3.13", "uv"], [version])
     for program, lines in (programs | {name: [line, version]}).items():
-        script(tmp_path / "bin" / program, *lines)
+        write_script(tmp_path / "bin" / program, "\n".join(lines))
     new = tmp_path / "new python"
-    script(new, "exit 0")
+    write_script(new, "exit 0")
     environ = os.environ | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "NEW_PYTHON": str(new),
@@ -123,8 +118,8 @@ def test_jax_uses_the_device_of_the_installation(tmp_path, device, platforms):
     stand_in = (
         f"venv={tmp_path}; resolve_device() {{ echo $1; }}; install_lock() {{ :; }}; say() {{ :; }}"
     )
-    script(tmp_path / "launch" / "install.sh", stand_in)
-    script(tmp_path / "bin" / "ragrl", 'echo "$JAX_PLATFORMS $*"')
+    write_script(tmp_path / "launch" / "install.sh", stand_in)
+    write_script(tmp_path / "bin" / "ragrl", 'echo "$JAX_PLATFORMS $*"')
     elsewhere = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
     command = [tmp_path / "launch" / "ragrl.sh", "--device", device, "plan", "--json"]
     told = subprocess.run(command, env=elsewhere, capture_output=True, text=True)
@@ -138,7 +133,7 @@ def test_arguments_are_passed_and_paths_refer_to_the_folder_of_the_caller(tmp_pa
     venv = tmp_path / "venv"
     folder.mkdir()
     venv.mkdir()
-    script(venv / "bin" / "ragrl", 'echo "$PWD"; printf "%s|" "$@"')
+    write_script(venv / "bin" / "ragrl", 'echo "$PWD"; printf "%s|" "$@"')
     with (checkout / "launch" / "install.sh").open("a") as file:
         file.write("install_lock() { pwd >&2; }\n")  # installs nothing
     command = [f"../check out/launch/{name}", "--device", "cpu", "a b.py"]

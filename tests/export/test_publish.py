@@ -5,7 +5,6 @@ import pathlib
 
 import jax
 import pytest
-from flax import nnx
 from huggingface_hub import constants
 
 from jax_ragrl.cli.main import CONFIGS, load_config, main
@@ -14,12 +13,11 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.run import adapter_base
 from jax_ragrl.learner.checkpoint import Checkpoints
-from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
 from jax_ragrl.training.setup import prepare_policies, trained_state
 from tests.hub_server import TOKEN, USER, Hub, serving
-from tests.tiny import policy, tokenizer
+from tests.tiny import saved_policy
 
 NAME = f"{USER}/policy"
 
@@ -111,8 +109,7 @@ def test_the_command_needs_a_repository_to_make_public(tmp_path, capsys):
 
 def write_run(workdir: pathlib.Path, *overrides: str) -> None:
     """A run of C-3PO with a checkpoint after step 1, from a policy without training."""
-    tokenizer().save(workdir / "tokenizer")
-    start = save_decoder(nnx.merge(*policy()), workdir / "start", workdir / "tokenizer")
+    start = saved_policy(workdir)
     (start / "README.md").write_text("---\nlicense: mit\nbase_model: someone/base\n---\n")
     values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.policy={start}", *overrides])
     job = load_job(values)
@@ -163,7 +160,7 @@ def test_an_uploaded_adapter_names_no_path_of_this_machine(hub: Hub, tmp_path):
     # On this machine the folder is the base.
     assert main([*arguments, str(tmp_path / "own")]) == 0
     config = json.loads((tmp_path / "own" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(tmp_path / "start")
+    assert config["base_model_name_or_path"] == str(tmp_path / "policy")
 
 
 def test_the_base_of_an_adapter_has_a_name_and_a_revision_that_peft_loads(tmp_path):

@@ -44,6 +44,12 @@ esac""",
 } | dict.fromkeys(["python3.11", "python3.12", "python3.13"], "exit 1")
 
 
+def write_script(file: pathlib.Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    file.chmod(0o755)
+
+
 class Cloud:
     """The pod and its request; `folder` holds all of its state."""
 
@@ -111,11 +117,8 @@ class Cloud:
 
     def _boot(self) -> None:
         for home in self.homes:
-            (home / "bin").mkdir(parents=True)
             for name, text in PROGRAMS.items():
-                file = home / "bin" / name
-                file.write_text(f"#!/usr/bin/env bash\n{text}\n")
-                file.chmod(0o755)
+                write_script(home / "bin" / name, text)
         with socket.socket() as free:
             free.bind(("localhost", 0))
             (self.folder / "address").write_text(f"localhost:{free.getsockname()[1]}")

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.chaos.runs import digest, train_command, wait_for
-from tests.pods.cloud import Cloud
+from tests.pods.cloud import Cloud, write_script
 from tests.tiny import saved_policy
 from tests.training.test_hosts import MESH, REPO, TWO_DEVICES, environments
 
@@ -57,12 +57,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, policy: pathlib.Path) 
     ]
     assert [process.wait(timeout=1500) for process in processes] == [0, 0]
     return digest(workdir)
-
-
-def write_script(file: pathlib.Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"#!/usr/bin/env bash\n{text}\n")
-    file.chmod(0o755)
 
 
 # --- launch/tpu.sh --------------------------------------------------------------------------------

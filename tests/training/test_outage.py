@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -209,10 +208,6 @@ def test_the_first_evaluation_is_step_zero_and_is_never_repeated(tmp_path, monke
     assert files == ["dev-0.jsonl", "dev-1.jsonl"]
 
 
-class Stopped(Exception):  # noqa: N818 - as a kill
-    """The run is killed."""
-
-
 def test_a_run_that_is_killed_and_resumed_sends_each_request_once(tmp_path, monkeypatch):
     """Steps after the last checkpoint are repeated; their replies come from the file."""
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
@@ -226,7 +221,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(tmp_path, monk
 
         def roll_out(method, environment, questions, step):
             if step > last:
-                raise Stopped
+                raise KeyboardInterrupt
             system = StandardRAG("c3po_tiny", 2)
             forest = collect(
                 system, single_chain, questions, Environment(tape, tape, llm), seed=step
@@ -235,8 +230,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(tmp_path, monk
 
         monkeypatch.setattr(ROLL_OUT, roll_out)
         loop.train(job, parts, folder)
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return read_metrics(folder)
 
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:
@@ -245,7 +239,7 @@ def test_a_run_that_is_killed_and_resumed_sends_each_request_once(tmp_path, monk
     with serving() as (address, seen):
         whole = run(folders[0], address)
         number = len(seen)
-        with pytest.raises(Stopped):
+        with pytest.raises(KeyboardInterrupt):
             run(folders[1], address, last=2)
         assert 0 < len(seen) - number < number
         take_counts()  # another process begins at zero
