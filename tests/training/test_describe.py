@@ -4,9 +4,8 @@ import dataclasses
 import json
 import math
 import sys
-import types
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -346,30 +345,27 @@ def test_rewarded_logps_cover_paths_to_rewarded_leaves():
 METRICS = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
 
 
-def stand_in(monkeypatch, name: str, **functions: Any) -> None:
-    module = types.ModuleType(name)
-    for key, value in functions.items():
-        setattr(module, key, value)
-    monkeypatch.setitem(sys.modules, name, module)
+def stand_in(monkeypatch, name: str) -> Mock:
+    """A package that notes the calls of its functions."""
+    monkeypatch.setitem(sys.modules, name, package := Mock())
+    return package
 
 
 def test_weights_and_biases_continues_one_run(tmp_path, monkeypatch):
-    inits, log_of_calls = [], []
-    run = types.SimpleNamespace(
-        log=lambda metrics, step: log_of_calls.append((step, metrics)),
-        finish=lambda: log_of_calls.append("end"),
-    )
-    stand_in(monkeypatch, "wandb", init=lambda **arguments: inits.append(arguments) or run)
+    wandb = stand_in(monkeypatch, "wandb")
+    wandb.init.return_value = wandb
     (tmp_path / "config.json").write_text('{"seed": 3}')
     for start in (0, 1):
         log = Log(tmp_path, start, 2, {"wandb_project": "mine"})
         log.write(start + 1, METRICS, None)
         log.close()
-    assert log_of_calls == [(1, METRICS), "end", (2, METRICS), "end"] and inits[0] == inits[1]
-    assert inits[0]["resume"] == "allow" and inits[0]["project"] == "mine"
-    assert inits[0]["config"] == {"seed": 3}
+    init = wandb.mock_calls[0]
+    steps = [[init, call.log(METRICS, step=step), call.finish()] for step in (1, 2)]
+    assert wandb.mock_calls == sum(steps, [])
+    expected = {"project": "mine", "resume": "allow", "config": {"seed": 3}}
+    assert init.kwargs == init.kwargs | expected
     Log(tmp_path, 2, 2).close()
-    assert len(inits) == 2
+    assert wandb.init.call_count == 2
 
 
 @pytest.mark.parametrize("key", TRACKERS)
@@ -381,54 +377,34 @@ def test_a_missing_package_is_refused_early(key, monkeypatch):
 
 
 def test_mlflow_continues_one_run_and_gets_no_nan(tmp_path, monkeypatch):
-    starts, calls = [], []
-
-    def start_run(**arguments):
-        starts.append(arguments)
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="abc"))
-
-    stand_in(
-        monkeypatch,
-        "mlflow",
-        set_experiment=lambda name: calls.append(name),
-        start_run=start_run,
-        log_dict=lambda values, name: calls.append((name, values)),
-        log_metrics=lambda metrics, step: calls.append((step, metrics)),
-        end_run=lambda: calls.append("end"),
-    )
+    mlflow = stand_in(monkeypatch, "mlflow")
+    mlflow.start_run.return_value.info.run_id = "abc"
     (tmp_path / "config.json").write_text('{"seed": 3}')
     for step in (1, 2):
         trackers = Trackers({"mlflow_experiment": "mine"}, tmp_path)
         trackers.log({"a": 1.0, "b": math.nan}, step)
         trackers.finish()
-    assert starts == [{"run_name": tmp_path.name}, {"run_id": "abc"}]
-    first = ["mine", ("config.json", {"seed": 3}), (1, {"a": 1.0}), "end"]
-    assert calls == [*first, "mine", (2, {"a": 1.0}), "end"]
+    first = [call.start_run(run_name=tmp_path.name), call.log_dict({"seed": 3}, "config.json")]
+    expected = []
+    for step, start in ((1, first), (2, [call.start_run(run_id="abc")])):
+        expected += [call.set_experiment("mine"), *start]
+        expected += [call.log_metrics({"a": 1.0}, step=step), call.end_run()]
+    assert mlflow.mock_calls == expected
 
 
 def test_trackio_continues_the_run_of_its_name(tmp_path, monkeypatch):
-    inits, calls = [], []
-    stand_in(
-        monkeypatch,
-        "trackio",
-        init=lambda **arguments: inits.append(arguments),
-        log=lambda metrics, step: calls.append((step, metrics)),
-        finish=lambda: calls.append("end"),
-    )
+    trackio = stand_in(monkeypatch, "trackio")
     trackers = Trackers({"trackio_project": "mine", "wandb_project": ""}, tmp_path)
     trackers.log(METRICS, 4)
     trackers.finish()
     expected = {"project": "mine", "name": tmp_path.name, "config": None, "resume": "allow"}
-    assert inits == [expected] and calls == [(4, METRICS), "end"]
+    assert trackio.mock_calls == [call.init(**expected), call.log(METRICS, step=4), call.finish()]
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
 def test_a_tracker_that_fails_ends_no_run_and_warns_once(broken, tmp_path, monkeypatch):
-    def fail(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no route to https://user:secret@tracker")
-
-    functions = {name: lambda *_, **__: None for name in ("init", "log", "finish")}
-    stand_in(monkeypatch, "trackio", **(functions | {broken: fail}))
+    error = ConnectionError("no route to https://user:secret@tracker")
+    getattr(stand_in(monkeypatch, "trackio"), broken).side_effect = error
     with pytest.warns(UserWarning, match="run.trackio_project: trackio failed") as warnings:
         log = Log(tmp_path, 0, 2, {"trackio_project": "mine"})
         log.write(1, METRICS, None)
