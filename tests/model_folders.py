@@ -34,6 +34,18 @@ def model_folder(folder: pathlib.Path, **files: dict[str, Any] | str) -> pathlib
     return folder
 
 
+def sentence_pieces(merged: list[str], letters: str) -> dict[str, Any]:
+    """A GGUF file's fields of a SentencePiece tokenizer: bytes, merges in order, characters."""
+    own = [*merged, *sorted(set(letters))]
+    return {
+        "model": "llama",
+        "tokens": ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *own],
+        "scores": [0.0] * 259 + [-float(n) for n in range(len(own))],
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * len(own),
+        **{"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+    }
+
+
 def base_model(folder: pathlib.Path) -> pathlib.Path:
     """A base model like Qwen2.5's: turns end with `<|im_end|>`, but `eos` is `<|endoftext|>`."""
     eos = {"eos_token_id": 0}

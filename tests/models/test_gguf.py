@@ -25,6 +25,7 @@ from jax_ragrl.models.hf_config import from_hf  # noqa: E402
 from jax_ragrl.plan import config_named  # noqa: E402
 from jax_ragrl.text.tokenizer import ChatTokenizer  # noqa: E402
 from jax_ragrl.types import Message  # noqa: E402
+from tests.model_folders import sentence_pieces  # noqa: E402
 
 Type = gguf_models.Type
 CONFIG = gguf_models.CONFIG
@@ -170,20 +171,9 @@ def test_padding_is_no_vocabulary_and_a_begin_token_is_added_if_asked_for():
     assert tokenizer.encode("the", add_special_tokens=False).tokens == ["the"]
 
 
-# SentencePiece's pieces in the order of their merges; single characters come last.
 MERGED = ["▁t", "er", "in", "▁a", "en", "on", "▁the", "▁th", "he", "▁in", "ing", "aa", "aaa"]
-CHARACTERS = sorted(set("".join(MERGED)) | set("<s>/ouy"))
-BYTES = [f"<0x{n:02X}>" for n in range(256)]
-PIECES = ["<unk>", "<s>", "</s>", *BYTES, *MERGED, *CHARACTERS]
-PIECE_FIELDS = {
-    "model": "llama",
-    "tokens": PIECES,
-    "scores": [0.0] * (3 + 256) + [-float(n) for n in range(len(MERGED) + len(CHARACTERS))],
-    "token_type": [2, 3, 3] + [6] * 256 + [1] * (len(MERGED) + len(CHARACTERS)),
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "unknown_token_id": 0,
-}
+PIECE_FIELDS = sentence_pieces(MERGED, "".join(MERGED) + "<s>/ouy")
+PIECES = PIECE_FIELDS["tokens"]
 
 
 def merged_by_score(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from jax_ragrl.sampling.decode import Grammar, Samples, decode, start_decode
 from jax_ragrl.sampling.grouping import pad_prompts
 from jax_ragrl.sampling.sampler import JobSampler, SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
+from tests.sampling.test_grouping import assert_equal_samples
 from tests.tiny import split_policy, tokenizer
 
 SHAPES = Shapes(prompt_lengths=(16,), batch_sizes=(1, 4), max_new_tokens=32)
@@ -55,10 +56,7 @@ def test_several_programs_sample_the_tokens_of_one(width, mesh_shape, options, m
     actual = sample_jobs(model, tokenizer(), jobs, width, SHAPES)
     monkeypatch.setattr(jobs_module, "FIRST_CACHE", 32)
     expected = sample_jobs(model, tokenizer(), jobs, width, SHAPES)
-    for rows, others in zip(actual, expected, strict=True):
-        assert [row.ids for row in rows] == [row.ids for row in others]
-        for (_, logps, _), (_, other, _) in zip(rows, others, strict=True):
-            np.testing.assert_allclose(logps, other, atol=1e-5)
+    assert_equal_samples(actual, expected)
     assert max(len(row.ids) for rows in actual for row in rows) > 16
 
 

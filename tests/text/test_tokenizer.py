@@ -13,7 +13,7 @@ from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import END, PAD, START, train_tokenizer
 from jax_ragrl.types import Message
-from tests.model_folders import TAGS, base_model, model_folder, with_tokens
+from tests.model_folders import TAGS, base_model, model_folder, sentence_pieces, with_tokens
 
 TEXTS = ["route Question: Who directed the film?", "Thought: done Action: [Retrieval] director"]
 SPECIAL = (PAD, START, END)
@@ -95,11 +95,7 @@ def test_a_conversation_is_template_ids_around_contents(tokenizer, hf, special_i
     assert sum(i in special_ids for i in ids) == 2 * len(roles) + 1
 
 
-# SentencePiece's pieces in the order of their merges; single characters and bytes follow.
 MERGED = ["▁t", "he", "▁the", "in", "▁in", "▁a", "▁[", "▁<", "▁▁"]
-LETTERS = sorted(set("▁theinaruswdx[]/<>|INST"))
-BYTES = [f"<0x{n:02X}>" for n in range(256)]
-CONTROL = ["<unk>", "<s>", "</s>"]
 LLAMA_2 = (
     "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
@@ -114,14 +110,7 @@ TURNS = [Message("user", "the inn"), Message("assistant", "in the"), Message("us
 
 def sentence_piece(template: str, scheme: str) -> transformers.PreTrainedTokenizerFast:
     """A SentencePiece tokenizer that adds a space as Llama 2's files do, or by a scheme."""
-    tokens = [*CONTROL, *BYTES, *MERGED, *LETTERS]
-    fields = {
-        "model": "llama",
-        "tokens": tokens,
-        "scores": [0.0] * 259 + [-float(n) for n in range(len(tokens) - 259)],
-        "token_type": [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259),
-        **{"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
-    }
+    fields = sentence_pieces(MERGED, "▁theinaruswdx[]/<>|INST")
     backend = gguf_tokenizer.build_tokenizer(fields | {"add_space_prefix": scheme == "prepend"})
     if scheme != "prepend":
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
