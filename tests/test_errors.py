@@ -12,8 +12,8 @@ from jax_ragrl.errors import EffectError, UserError, printable, redacted, safe_l
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
-from jax_ragrl.types import LLMRequest, Message
 from tests.faults import sending, whole
+from tests.runtime.test_servers import ask
 
 KEY = "sk-canary-0123456789"
 ATTACK = "\x1b]0;owned\x07\x9b31m\u202e\nragrl: everything is fine"
@@ -50,11 +50,7 @@ def test_an_echo_of_the_key_is_hidden_in_the_failure(client, monkeypatch):
     body = f"wrong key {KEY} {ATTACK}".encode()
     with sending(lambda number: [whole(body, "500 Wrong")]) as (address, _):
         address = address.replace("http://", "http://ann:secret@")
-        if client == "llm":
-            request = LLMRequest("answer", (Message("user", "q"),))
-            (error,) = OpenAILLM("m", f"{address}/v1", retries=0).complete([request])
-        else:
-            (error,) = RemoteRetriever(address, retries=0).search(["q"], 1)
+        error = ask(client, address, retries=0)
     assert isinstance(error, EffectError) and "wrong key ***" in str(error)
     for text in (KEY, "ann", "secret", "\x1b", "\x9b", "\n"):
         assert text not in str(error)

@@ -17,18 +17,15 @@ from jax_ragrl.llm.recorded import FORMAT, read_replies, record_replies
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.types import LLMRequest, Message, Sampling
+from jax_ragrl.types import Sampling
 from jax_ragrl.validation.models import _check_reply
 from tests.llm.server import completion, serving
+from tests.llm.test_cache import asked
 
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-
-def asked(text: str, **changes: object) -> LLMRequest:
-    return LLMRequest("answer", (Message("user", text),), **changes)  # type: ignore[arg-type]
 
 
 def said(body) -> bytes:

@@ -13,6 +13,7 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.kinds import Index, RemoteIndex, SerperIndex
+from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.run.index import load_retriever
 from jax_ragrl.run.short_names import parse_index
@@ -194,10 +195,12 @@ def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, message: 
 
 def test_a_key_that_no_header_may_contain_is_never_printed(monkeypatch: pytest.MonkeyPatch):
     for broken in ("sec\u2019ret", "sec\nret"):
-        monkeypatch.setenv("SERPER_API_KEY", broken)
-        with pytest.raises(UserError, match="SERPER_API_KEY contains invalid") as refusal:
-            WebRetriever("serper", "http://localhost:1")
-        assert "sec" not in str(refusal.value)
+        for name in ("SERPER_API_KEY", "RAGRL_RETRIEVER_KEY"):
+            monkeypatch.setenv(name, broken)
+        for make in (lambda: WebRetriever("serper"), lambda: RemoteRetriever("http://host:1")):
+            with pytest.raises(UserError, match="KEY contains invalid .*copy the key") as refusal:
+                make()
+            assert "sec" not in str(refusal.value)
 
 
 def test_cached_pages_do_not_hide_a_refused_key(tmp_path: pathlib.Path):

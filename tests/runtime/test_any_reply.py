@@ -3,22 +3,18 @@
 import encodings.aliases
 import gzip
 import json
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.openai import OpenAILLM
-from jax_ragrl.retrieval.remote import RemoteRetriever
-from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.runtime.servers import take_counts
-from jax_ragrl.types import Hits, LLMRequest, Message
+from jax_ragrl.types import Hits
 from tests.faults import sending
+from tests.runtime.test_servers import CLIENTS, answers
 from tests.test_fuzz import VALUES, examples
 
-CLIENTS = ("llm", "retriever", "web")
 CODECS = sorted({*encodings.aliases.aliases, "undefined", "idna", "punycode", "no codec", "\u00e9"})
 STATUSES = [*[200] * 4, 201, 204, 301, 302, 303, 307, 308, 400, 404, 429, 500, 503, 600, 999]
 PLACES = [
@@ -83,16 +79,6 @@ def server():
         yield address, reply
 
 
-def outcomes(client: str, address: str, **settings: Any) -> list[Any]:
-    """The outcomes of two requests."""
-    if client == "llm":
-        llm = OpenAILLM("m", f"{address}/v1", retries=0, **settings)
-        return [*llm.complete([LLMRequest("answer", (Message("user", q),)) for q in "ab"])]
-    if client == "retriever":
-        return [*RemoteRetriever(address, retries=0, pause=0.0, **settings).search(["a", "b"], 3)]
-    return [*WebRetriever("serper", address, retries=0, pause=0.0, **settings).search("ab", 3)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 @examples(60)
@@ -108,7 +94,7 @@ def test_any_reply_is_a_value_or_the_failure_of_its_request(server, client, stat
     lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers]
     reply[0] = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
-    results = outcomes(client, address, timeout=5.0)
+    results = answers(client, address, "ab", 3, retries=0, timeout=5.0)
     assert len(results) == 2
     for result in results:
         assert isinstance(result, EffectError | (str if client == "llm" else Hits))
@@ -123,6 +109,6 @@ def test_no_redirect_is_followed_and_the_failure_names_the_new_address(client, s
     with sending(lambda number: [b""]) as (elsewhere, stolen):
         reply = f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\nLocation: {elsewhere}/a\r\n\r\n"
         with sending(lambda number: [reply.encode()]) as (address, _):
-            for result in outcomes(client, address):
+            for result in answers(client, address, "ab", 3, retries=0):
                 assert isinstance(result, EffectError) and f"{elsewhere}/a" in str(result)
     assert not stolen

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx2
 import pytest
@@ -33,14 +34,18 @@ from tests.faults import sending, whole
 CLIENTS = ("llm", "retriever", "web")
 
 
-def ask(client: str, address: str, **settings: float) -> object:
-    """The outcome of one request of a client."""
+def answers(client: str, address: str, queries: str, k: int, **settings: Any) -> list[Any]:
+    """The outcomes of requests of a client, each with one letter of `queries`."""
     if client == "llm":
-        llm = OpenAILLM("m", f"{address}/v1", **settings)  # type: ignore[arg-type]
-        return llm.complete([LLMRequest("answer", (Message("user", "q"),))])[0]
+        llm = OpenAILLM("m", f"{address}/v1", **settings)
+        return [*llm.complete([LLMRequest("answer", (Message("user", q),)) for q in queries])]
     if client == "retriever":
-        return RemoteRetriever(address, pause=0.01, **settings).search(["q"], 1)[0]  # type: ignore[arg-type]
-    return WebRetriever("serper", address, pause=0.01, **settings).search(["q"], 1)[0]  # type: ignore[arg-type]
+        return [*RemoteRetriever(address, pause=0.01, **settings).search([*queries], k)]
+    return [*WebRetriever("serper", address, pause=0.01, **settings).search([*queries], k)]
+
+
+def ask(client: str, address: str, **settings: Any) -> Any:
+    return answers(client, address, "q", 1, **settings)[0]
 
 
 GOOD = {

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.chaos.runs import call, newest_arrays, train_command, wait_for
 from tests.flags import flags
+from tests.runtime.test_multihost import free_address
 from tests.tiny import saved_policy
 from tests.training.trial import seeded_rows
 
@@ -31,9 +31,7 @@ def start_all(command: list[str]) -> list[subprocess.Popen]:
 
 
 def environments(count: int) -> list[dict[str, str]]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = free_address()
     return [
         {
             "JAX_COORDINATOR_ADDRESS": address,
