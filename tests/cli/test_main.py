@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import warnings
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -136,16 +137,14 @@ def test_an_empty_path_is_no_folder_and_one_without_write_access_is_named(
 
 
 def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsys):
-    def fail(options):
-        raise error
-
-    monkeypatch.setattr(data, "run_world", fail)
-    error = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
+    monkeypatch.setattr(data, "run_world", run := Mock())
+    run.side_effect = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
     assert "disk is full" in error_line(capsys, "data", "world", "--out", "w")
-    error = ValueError("Error writing /x [OS error 27: EFBIG File too large]")
+    run.side_effect = ValueError("Error writing /x [OS error 27: EFBIG File too large]")
     assert "ulimit -f" in error_line(capsys, "data", "world", "--out", "w")
     bug = jax.errors.JaxRuntimeError("INTERNAL: a bug")
     for error in (ValueError("bad"), TimeoutError("late"), bug):
+        run.side_effect = error
         with pytest.raises(type(error)):
             main(["data", "world", "--out", "w"])
 
@@ -165,10 +164,7 @@ def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsy
     ids=str,
 )
 def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(monkeypatch, capsys, error, message):
-    def fail(options):
-        raise error
-
-    monkeypatch.setattr(data, "run_world", fail)
+    monkeypatch.setattr(data, "run_world", Mock(side_effect=error))
     line = error_line(capsys, "data", "world", "--out", "w")
     assert message in line and re.search(r"ragrl config plan|ulimit -u", line)
 
@@ -301,10 +297,7 @@ def test_config_without_a_file_lists_the_shipped_configs(capsys):
 
 def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
     """A user who brings a corpus would take it for an answer from that corpus."""
-
-    def stop(job, folder):
-        raise UserError("stop")
-
+    stop = Mock(side_effect=UserError("stop"))
     monkeypatch.setattr("jax_ragrl.run.build.build_components", stop)
     assert main(["ask", "Who?"]) == 2
     assert "the shipped policy answers from the synthetic corpus" in capsys.readouterr().err

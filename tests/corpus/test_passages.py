@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -118,11 +119,7 @@ def test_a_half_replaced_store_is_not_opened(tmp_path, monkeypatch):
     load_corpus(path, folder=folder)
     source = reading.source_of(path)
     other = (PASSAGES[0]._replace(text=PASSAGES[0].text[::-1]), *PASSAGES[1:])  # as long
-
-    def killed(*given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(store.os, "replace", killed)
+    monkeypatch.setattr(store.os, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         load_corpus(written(tmp_path / "d.jsonl", *other), folder=folder)
     assert store.open_passages(folder, source) is None
@@ -151,11 +148,9 @@ def test_what_cannot_be_stored_leaves_nothing(tmp_path):
 
 
 def test_a_folder_that_may_not_be_written_is_done_without(tmp_path, monkeypatch, capsys):
-    def refused(*given):
-        raise PermissionError(errno.EACCES, "no")
-
     path = written(tmp_path / "c.jsonl", *PASSAGES)
-    monkeypatch.setattr(store, "write_passages", refused)
+    refused = PermissionError(errno.EACCES, "no")
+    monkeypatch.setattr(store, "write_passages", Mock(side_effect=refused))
     assert load_corpus(path, folder=tmp_path / "kept").passages == PASSAGES
     assert "keeping" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import decoding
 import hf_reference
@@ -386,11 +387,8 @@ def test_two_that_convert_at_once_share_one_whole_folder(tmp_path, cache, monkey
 
 def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path, cache, monkeypatch):
     path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL)
-
-    def no_space(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(safetensors_io, "write_file", no_space)
+    no_space = OSError(28, "No space left on device")
+    monkeypatch.setattr(safetensors_io, "write_file", Mock(side_effect=no_space))
     with pytest.raises(UserError, match="no space left to convert.*RAGRL_CACHE"):
         gguf_file.convert(path)
     assert not list(cache.iterdir())

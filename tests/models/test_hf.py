@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import decoding
 import hf_reference
@@ -168,11 +169,7 @@ def test_saving_never_writes_over_a_folder_nor_leaves_half_of_one(tmp_path, monk
         save_decoder(decoder, tmp_path / "full")
     with pytest.raises(UserError, match="mount the bucket"):
         save_decoder(decoder, "gs://bucket/model")
-
-    def no_space(*_):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(safetensors_io, "write_file", no_space)
+    monkeypatch.setattr(safetensors_io, "write_file", Mock(side_effect=OSError("no space left")))
     with pytest.raises(OSError, match="no space"):
         save_decoder(decoder, tmp_path / "half")
     assert not (tmp_path / "half").exists()

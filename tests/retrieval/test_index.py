@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -163,11 +164,7 @@ def test_an_index_of_zero_vectors_is_searched(dtype, tmp_path):
 
 def test_deleted_shards_do_not_count_as_progress(corpus, tmp_path, monkeypatch):
     embed.embed(corpus.passages, HashedEncoder.fit(corpus.passages, 32), tmp_path, "of")
-
-    def killed(*_, **__):
-        raise RuntimeError("power cut")
-
-    monkeypatch.setattr(shards.tensorstore, "open", killed)
+    monkeypatch.setattr(shards.tensorstore, "open", Mock(side_effect=RuntimeError("power cut")))
     with pytest.raises(RuntimeError):
         shards.write_array(np.ones((6, 32), np.float32), tmp_path, "float32")
     assert not (tmp_path / shards.PROGRESS).exists()

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pathlib
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,9 +129,7 @@ def test_one_process_at_a_time_holds_a_folder(tmp_path):
 
 
 def test_a_file_system_without_locks_is_neither_locked_nor_unlocked(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError("not supported")
-
+    refuse = Mock(side_effect=OSError("not supported"))
     monkeypatch.setattr("jax_ragrl.run.lock.fcntl.flock", refuse)
     lock_folder(tmp_path)
     unlock_folder(tmp_path / "other")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -119,10 +120,7 @@ def test_the_vectors_are_the_bytes_of_a_new_index(files):
 def test_a_killed_update_leaves_the_old_index_and_resumes(files, monkeypatch):
     build_first(files)
     expected = open_folder(files / "index").search(WORDS, 30)
-
-    def killed(*_):
-        raise RuntimeError("power cut")
-
+    killed = Mock(side_effect=RuntimeError("power cut"))
     for module, name in ((Fixed, "encode_passages"), (updates, "write_json")):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, killed)

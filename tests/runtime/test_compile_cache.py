@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import jax
 import jaxlib
@@ -82,13 +83,10 @@ def test_without_a_home_that_can_be_written_nothing_is_cached(machine, monkeypat
     enable_compile_cache()
     monkeypatch.delenv("RAGRL_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(pathlib.Path, "expanduser", no_home)
+    no_home = RuntimeError("Could not determine home directory.")
+    monkeypatch.setattr(pathlib.Path, "expanduser", Mock(side_effect=no_home))
     enable_compile_cache()
     assert cache_folder() is None
-
-
-def no_home(_: pathlib.Path) -> pathlib.Path:
-    raise RuntimeError("Could not determine home directory.")
 
 
 def test_the_cache_is_bounded_and_keeps_what_was_used_last(machine, monkeypatch):

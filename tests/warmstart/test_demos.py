@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -105,12 +106,8 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypa
     full = warm_start(config, tmp_path / "full")
     assert full["steps"] == 3 and full["roles"] == {"other": 1, "r": 5} and full["too_long"] == 2
     assert full["loss"]["last"] < full["loss"]["first"]
-
-    def kill(*args):
-        raise KeyboardInterrupt
-
     original = finetune.imitate
-    calls = iter([original, original, kill])
+    calls = iter([original, original, Mock(side_effect=KeyboardInterrupt)])
     monkeypatch.setattr(finetune, "imitate", lambda *args: next(calls)(*args))
     with pytest.raises(KeyboardInterrupt):
         warm_start(config, tmp_path / "cut")

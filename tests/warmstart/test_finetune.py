@@ -3,6 +3,7 @@
 import itertools
 import json
 import signal
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,14 +81,11 @@ def test_a_run_stopped_in_training_and_in_evaluation_resumes(tmp_path, monkeypat
             signal.raise_signal(signal.SIGTERM)
         return imitate(*args)
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     steps: list[tuple] = []
     monkeypatch.setattr(finetune, "imitate", stop_in_second_step)
     assert main(command) == 143 and len(steps) == 2
     with monkeypatch.context() as patch:
-        calls = iter([finetune._accuracy, interrupt])
+        calls = iter([finetune._accuracy, Mock(side_effect=KeyboardInterrupt)])
         patch.setattr(finetune, "_accuracy", lambda *args: next(calls)(*args))
         assert main(command) == 130  # in the evaluation after the training
     assert main(command) == 0
