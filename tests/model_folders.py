@@ -15,6 +15,12 @@ from jax_ragrl.models.config import TINY
 TAGS = ("<search>", "</search>", "<answer>", "</answer>")
 
 
+def change_json(file: pathlib.Path, **fields: Any) -> None:
+    """Updates the fields of a JSON file, which may not exist."""
+    value = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(value | fields))
+
+
 def model_folder(folder: pathlib.Path, **files: dict[str, Any] | str) -> pathlib.Path:
     """Copies the tiny model, and changes some of its files.
 
@@ -60,8 +66,7 @@ def with_rows(folder: pathlib.Path, rows: int) -> pathlib.Path:
     embed = weights["model.embed_tokens.weight"]
     more = np.tile(embed[2:3], (rows - len(embed), 1))
     save_file(weights | {"model.embed_tokens.weight": np.concatenate([embed, more])}, file)
-    config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": rows}))
+    change_json(folder / "config.json", vocab_size=rows)
     return folder
 
 

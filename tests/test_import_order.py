@@ -165,7 +165,6 @@ def test_the_checkers_see_a_wall_a_file_without_a_place_and_a_cycle():
     assert len(cycles(sources)) == 1
 
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "jax_ragrl"
 LINES_OF_FUNCTION = 80  # from `def` to the end, without the docstring
 LINES_OF_MODULE = 700
 
@@ -186,10 +185,9 @@ def long_functions(source: str) -> list[str]:
 @pytest.mark.slow
 def test_functions_and_modules_have_a_limited_length():
     too_long = {}
-    for path in sorted(FOLDER.rglob("*.py")):
-        source = path.read_text()
+    for module, source in read_package().items():
         lines = len(source.splitlines())
         offences = long_functions(source) + [f"module: {lines}"] * (lines > LINES_OF_MODULE)
         if offences:
-            too_long[str(path.relative_to(FOLDER))] = offences
+            too_long[module] = offences
     assert not too_long

@@ -23,6 +23,7 @@ from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.runtime import free_work
 from jax_ragrl.types import Passage
+from tests.model_folders import change_json as change
 
 TINY = pathlib.Path(__file__).parent / "tiny_bert"
 EXPECTED = json.loads((TINY / "expected.json").read_text())
@@ -45,11 +46,6 @@ def test_vectors_of_a_published_encoder_equal_those_of_sentence_transformers():
 @pytest.fixture
 def copy(tmp_path):
     return pathlib.Path(shutil.copytree(TINY, tmp_path / "model"))
-
-
-def change(path, **fields):
-    value = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps({**value, **fields}))
 
 
 @pytest.mark.parametrize(("count", "flops"), [(1, None), (5, None), (70, None), (5, 1e9)])

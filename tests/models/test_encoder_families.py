@@ -13,6 +13,7 @@ from jax_ragrl.models import backbones, bert, encoder, sentence_files
 from jax_ragrl.models.cross_encoder import load_cross_encoder, score_activation
 from jax_ragrl.models.sentence_files import Prefixes, known_prefixes
 from jax_ragrl.types import Passage
+from tests.model_folders import change_json
 
 PROMPTS = {"query": "query : ", "document": "passage : "}
 TINY = pathlib.Path(__file__).parent / "tiny_bert"
@@ -177,11 +178,6 @@ def write(folder, kind, **changes):
     return text_models.write_model(folder, kind, head, num_labels=1, **changes)
 
 
-def change(folder, **fields):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -197,7 +193,7 @@ def test_scores_equal_those_of_sentence_transformers(tmp_path, kind, changes):
     library = pytest.importorskip("sentence_transformers")
     write(tmp_path, kind, **changes)
     for fields in ({}, IDENTITY):
-        change(tmp_path, **fields)
+        change_json(tmp_path / "config.json", **fields)
         scores = load_cross_encoder(tmp_path).scores(PAIRS)
         theirs = library.CrossEncoder(str(tmp_path), device="cpu").predict(PAIRS)
         assert scores.dtype == np.float32 and scores.shape == (len(PAIRS),)

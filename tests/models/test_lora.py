@@ -1,7 +1,6 @@
 """Adapters as PEFT has them, and eight-bit weights: each changes the base through its term only."""
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.types import LLMRequest, Message, Sampling
+from tests.model_folders import change_json
 from tests.tiny import tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -165,8 +165,7 @@ def test_peft_adapters_load_here_with_equal_logits(base, tmp_path):
 )
 def test_an_unsupported_adapter_is_refused(base, changes, words, tmp_path):
     folder = save_lora(adapted_decoder(base), tmp_path / "adapter")
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    change_json(folder / "adapter_config.json", **changes)
     with pytest.raises(UserError, match=words):
         load_lora(base, folder)
 
