@@ -24,6 +24,7 @@ import json
 import pathlib
 import random
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -272,6 +273,13 @@ def decision_of(recipe: Recipe, forest: Forest, question: int, seed: int) -> Dec
     return rng.choice(found[rng.choice(sorted(found))]) if found else None
 
 
+def note_failures(forest: Forest, rows: Sequence[dict[str, Any]]) -> None:
+    """Adds to the record of each question whose environment failed why it is left out."""
+    for i, message in zip(forest.failed_questions, forest.failures, strict=True):
+        rows[i].setdefault("error", message)
+        rows[i]["skipped"] = "failed"
+
+
 def rules_of(audit: Audit, recipe: Recipe) -> list[AuditedRule]:
     """Returns the audited rules, each on the shapes that it is made for; others on all shapes."""
     chains = Shape(f"{audit.group} chains", single_chain, audit.group)
@@ -311,16 +319,20 @@ class Auditor(NamedTuple):
     scored: Callable[[Forest], Forest] = lambda forest: forest
 
     def rows(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        """Audits one decision per question; returns a record for `table` of each."""
+        """Audits one decision per question; returns a record for `table` of each.
+
+        Where the environment failed in any of its rollouts, it holds the first `error` alone.
+        """
         own = [dataclasses.replace(q, id=f"{q.id} first") for q in questions]
         forest = collect(self.recipe.system, single_chain, own, self.environment, seed=self.seed)
         decisions = [decision_of(self.recipe, forest, i, self.seed) for i in range(len(own))]
         rows: list[dict[str, Any]] = [{"question": q.id} for q in questions]
+        note_failures(forest, rows)
         chosen = iter(self._actions([d for d in decisions if d is not None]))
         live = []
         for row, decision in zip(rows, decisions, strict=True):
             if decision is None:
-                row["skipped"] = "no decision"
+                row.setdefault("skipped", "no decision")
                 continue
             effect, actions = decision.effect, next(chosen)
             row |= {"role": effect.role, "depth": effect.depth}
@@ -331,9 +343,9 @@ class Auditor(NamedTuple):
             live.append((row, decision, pair[:2], actions[DRAWS:]))
         if live:
             self._replay(live)
-            live = [item for item in live if "skipped" not in item[0]]
             self._credit(live, {q.id: q for q in questions})
-        return rows
+        kept = ("question", "skipped", "error")
+        return [{k: row[k] for k in kept} if "error" in row else row for row in rows]
 
     def _actions(self, decisions: Sequence[Decision]) -> list[list[Action]]:
         """Samples actions in each state."""
@@ -363,20 +375,22 @@ class Auditor(NamedTuple):
             tables.append([*actions.values()])
             weights.append(np.array(share))
         pilots = self._continue(live, tables, "pilot", [PILOT] * len(live))
+        if all("skipped" in row for row, *_ in live):
+            return
         counts = []
-        for pilot, share_U in zip(pilots, weights, strict=True):
-            errors = [0.0]
-            if pilot is not None:
-                found = replay_of(pilot, share_U, ALTERNATIVES)
-                errors = [found.gap_error * np.sqrt(PILOT) / self.audit.error]
-            counts.append(int(np.clip(np.ceil(errors[0] ** 2), PILOT, MOST)))
+        for (row, *_), pilot, share_U in zip(live, pilots, weights, strict=True):
+            if "skipped" in row:
+                counts.append(0)
+                continue
+            found = replay_of(pilot, share_U, ALTERNATIVES)
+            error = found.gap_error * np.sqrt(PILOT) / self.audit.error
+            counts.append(int(np.clip(np.ceil(error**2), PILOT, MOST)))
         # 2. The values.
         returns = self._continue(live, tables, "replay", counts)
         for (row, _, pair, _), return_UM, share_U, count in zip(
             live, returns, weights, counts, strict=True
         ):
-            if return_UM is None:
-                row["skipped"] = "failed"
+            if "skipped" in row:
                 continue
             values = replay_of(return_UM, share_U, ALTERNATIVES)
             row["actions"] = [action.text for action in pair]
@@ -389,34 +403,38 @@ class Auditor(NamedTuple):
         tables: Sequence[Sequence[Action]],
         key: str,
         counts: Sequence[int],
-    ) -> list[np.ndarray | None]:
-        """Returns the returns of continuations, `[U, M]` for each decision; None if one failed."""
-        trials = [
-            Trial(decision, action, f"{key} {n}")
-            for (_, decision, _, _), actions, count in zip(live, tables, counts, strict=True)
+    ) -> list[np.ndarray]:
+        """Returns the returns of continuations, `[U, M]` for each decision; nan if one failed."""
+        named = [
+            (row, Trial(decision, action, f"{key} {n}"))
+            for (row, decision, _, _), actions, count in zip(live, tables, counts, strict=True)
             for action in actions
             for n in range(count)
         ]
+        trials = [trial for _, trial in named]
         forest, reward_N, nodes = replay(self.recipe, CHAIN, trials, self.environment, self.seed)
+        note_failures(forest, [row for row, _ in named])
         value_N, _ = reachable_leaves(forest, reward_N)
         values = iter([np.nan if n is None else float(value_N[n]) for n in nodes])
-        result: list[np.ndarray | None] = []
-        for actions, count in zip(tables, counts, strict=True):
-            table = np.array([[next(values) for _ in range(count)] for _ in actions])
-            result.append(None if np.isnan(table).any() else table)
-        return result
+        return [
+            np.array([[next(values) for _ in range(count)] for _ in actions])
+            for actions, count in zip(tables, counts, strict=True)
+        ]
 
     def _credit(self, live: Sequence[Any], questions: Mapping[str, Question]) -> None:
         """Adds the draws of each rule to each record, and the costs of its rollouts."""
         repeats = self.audit.repeats
-        trials = [
-            Trial(decision, action, f"draw {r}", has_other_luck)
-            for _, decision, pair, _ in live
-            for action in pair
-            for r in range(repeats)
-            for has_other_luck in (False, True)
-        ]
         for shape in {rule.shape.name: rule.shape for rule in self.rules}.values():
+            live = [item for item in live if "skipped" not in item[0]]
+            if not live:
+                return
+            trials = [
+                Trial(decision, action, f"draw {r}", has_other_luck)
+                for _, decision, pair, _ in live
+                for action in pair
+                for r in range(repeats)
+                for has_other_luck in (False, True)
+            ]
             forest, reward_N, nodes = replay(
                 self.recipe, shape, trials, self.environment, self.seed
             )
@@ -431,6 +449,11 @@ class Auditor(NamedTuple):
                 rollouts=shape.rollouts,
             )
             whole_reward_N = rewards_of(self.recipe.reward, whole)
+            # A draw that failed is not one that was not trained: its decision is left out.
+            note_failures(forest, [row for row, *_ in live for _ in range(4 * repeats)])
+            note_failures(whole, [row for row, *_ in live])
+            if all("skipped" in row for row, *_ in live):
+                continue
             tokens = [0] * len(live)
             for record in whole.records:
                 tokens[record.question] += len(record.action.ids) if record.action else 0
@@ -459,7 +482,8 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
     """Audits rules on the policy of a config; returns the table, as the files in `docs/data`.
 
     `folder` holds finished decisions, one per line of `decisions.jsonl` (resumable), the table and
-    `page.html`. `UserError` if it holds decisions of another audit.
+    `page.html`. `UserError` if it holds decisions of another audit, or the environment failed for
+    all that could be audited.
     """
     job = load_job(values)
     rules = rules_of(audit, job.recipe)
@@ -484,13 +508,25 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
     chosen = shuffled[: audit.questions]
     done = {row["question"] for row in read_rows(file)}
     rest = [question for question in chosen if question.id not in done]
+    failed = []
     with progress("audit", "decision", len(chosen), initial=len(chosen) - len(rest)) as bar:
         for i in range(0, len(rest), BLOCK):
             for row in auditor.rows(rest[i : i + BLOCK]):
-                append_row(file, row)
+                if "error" in row:  # asked again by the next call
+                    failed.append(row)
+                else:
+                    append_row(file, row)
             bar.update(len(rest[i : i + BLOCK]))
     ids = {question.id for question in chosen}
-    rows = [row for row in read_rows(file) if row["question"] in ids]
+    rows = [row for row in read_rows(file) if row["question"] in ids] + failed
+    if failed:
+        first = (
+            f"{len(failed)} of {len(rows)} questions failed, the first with: {failed[0]['error']}"
+        )
+        remedy = "run the same command again, which asks them again"
+        if all("skipped" in row for row in rows):
+            raise UserError(f"no decision was audited: {first}. Fix the cause and {remedy}")
+        print(f"ragrl: {first}; {remedy}", file=sys.stderr)
     result = table(rows, rules, audit)
     write_json(folder / "table.json", result)
     (folder / "page.html").write_text(page(result, rows, rules), encoding="utf-8")
@@ -520,6 +556,7 @@ def table(
         "device": device_name(),
         "columns": ["Rule", "Decisions", *COLUMNS.values()],
         "rows": [{**row, "command": COMMAND, "commit": commit} for row in cells],
+        "errors": [row for row in rows if "error" in row],
         "audit": dataclasses.asdict(audit),
     }
 

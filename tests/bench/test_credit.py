@@ -8,7 +8,7 @@ import pytest
 from jax_ragrl.bench.credit import Audit, Auditor, _intervals, page, rules_of, table
 from jax_ragrl.bench.fidelity import moments_of, replay_of, with_intervals
 from jax_ragrl.credit.assign import over_siblings
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
@@ -41,10 +41,25 @@ def above_forced(forest, reward_N, rule):
     return over_siblings(forest, reward_N, lambda value_K: value_K - value_K[0])
 
 
-def auditor(rules=(), expander=single_chain):
-    tape = Tape(
-        lambda role, prompt, rng: rng.choice("AB") if role == "first" else f"{rng.random()}"
-    )
+def write(role, prompt, rng):
+    return rng.choice("AB") if role == "first" else f"{rng.random()}"
+
+
+class Outage(Tape):
+    """Searches fail in the calls with the numbers of `down`; each call has a round's queries."""
+
+    down: tuple[int, ...] | range = ()
+    calls = 0
+
+    def search(self, queries, k):
+        self.calls += 1
+        found = super().search(queries, k)
+        return [EffectError("HTTP 503")] * len(found) if self.calls in self.down else found
+
+
+def auditor(rules=(), expander=single_chain, down=()):
+    tape = Outage(write)
+    tape.down = down
     recipe = Recipe(TwoRoles(), won, expander=lambda roles: expander)
     audit = Audit(rules=rules, error=0.05, repeats=3, group=3, widths=(2,))
     return Auditor(recipe, Environment(tape, tape, tape), audit, rules_of(audit, recipe), 0)
@@ -94,6 +109,22 @@ def test_a_return_and_a_sibling_group_hold_the_action(rows):
     sign = np.array([[1 if text == "A" else -1 for text in row["actions"]] for row in first])
     gap = 2 * (draws.mean((2, 3)) * sign).mean()
     assert gap == pytest.approx(VALUE["A"] - VALUE["B"], abs=0.2)
+
+
+def test_an_outage_is_no_result_wherever_it_occurs():
+    """A failed draw is not one that is not trained, and a failed rollout has no decision."""
+    questions = [Question(f"q{n}", "?", ("x",)) for n in range(4)]
+    own = auditor(("shared", "child_mean"))
+    whole = own.rows(questions)
+    assert any("rules" in row for row in whole) and not any("error" in row for row in whole)
+    for call in range(1, own.environment.retriever.calls + 1):
+        rows = auditor(("shared", "child_mean"), down=(call,)).rows(questions)
+        failed = [row for row in rows if "error" in row]
+        expected = [{"question": r["question"], "skipped": "failed", "error": "HTTP 503"}
+                    for r in failed]  # fmt: skip
+        assert failed == expected and failed, call
+        assert all(row == old for row, old in zip(rows, whole, strict=True) if "error" not in row)
+    assert all("error" in row for row in auditor(down=range(99)).rows(questions))
 
 
 def test_the_table_has_all_decisions_roles_and_depths_and_the_page_shows_them(rows):
