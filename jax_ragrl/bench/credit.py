@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import importlib.resources
 import inspect
-import json
 import pathlib
 import random
 import re
@@ -33,6 +32,7 @@ from markupsafe import Markup
 
 from jax_ragrl.bench.fidelity import Replay, moments_of, replay_of, with_intervals
 from jax_ragrl.config.functions import imported
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import GROUP_CREDITS, RETURN_CREDITS, reachable_leaves
 from jax_ragrl.errors import UserError
@@ -47,8 +47,9 @@ from jax_ragrl.rollout.rewards import rewards_of
 from jax_ragrl.rollout.system import Execution, before_last_reply
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Call, Forest, Record
 from jax_ragrl.run.build import build_components
-from jax_ragrl.run.load import load_job
-from jax_ragrl.runtime.jsonl import append_row, read_rows, write_json
+from jax_ragrl.run.claims import DECISIONS, claim_data, has_results
+from jax_ragrl.run.workdir import claim_workdir
+from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.revision import device_name, revision
 from jax_ragrl.systems.base import Credit, Recipe, masked_credit, path_from_root
@@ -485,18 +486,18 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
     `page.html`. `UserError` if it holds decisions of another audit, or the environment failed for
     all that could be audited.
     """
-    job = load_job(values)
+    job = claim_workdir(values, folder, "--folder")
     rules = rules_of(audit, job.recipe)
-    folder.mkdir(parents=True, exist_ok=True)
-    file, settings = folder / "decisions.jsonl", folder / "audit.json"
-    # The number of questions may grow: each is audited by itself, except for rounding errors.
-    free = {**dataclasses.asdict(audit), "questions": 0}
-    claim = json.loads(json.dumps({"config": values, "audit": free}, default=str))
-    if settings.exists() and json.loads(settings.read_text(encoding="utf-8")) != claim:
-        raise UserError(f"{folder} holds an audit of another config or with other options: name "
-                        "another --folder")  # fmt: skip
-    write_json(settings, claim)
+    save_config(
+        folder / "audit.json",
+        {"audit": dataclasses.asdict(audit)},
+        # Their number may grow: each is audited by itself, except for rounding errors.
+        free=("config.audit.questions",),
+        renew=not has_results(folder),
+        place="--folder",
+    )
     parts = build_components(job, folder)
+    claim_data(parts.retriever, parts.questions, folder)
     sampler = PolicySampler(parts.models(), parts.tokenizer, job.shapes)
     policies = prepare_policies(job, parts.policies, parts.tokenizer)
     scored = functools.partial(
@@ -506,6 +507,9 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
     shuffled = [*parts.questions["train"]]
     random.Random(job.seed).shuffle(shuffled)
     chosen = shuffled[: audit.questions]
+    file = folder / DECISIONS
+    # Removes a line that a killed audit left incomplete: a new row would be appended to it.
+    filter_rows(file, lambda row: True)
     done = {row["question"] for row in read_rows(file)}
     rest = [question for question in chosen if question.id not in done]
     failed = []

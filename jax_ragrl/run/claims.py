@@ -17,6 +17,7 @@ from jax_ragrl.runtime.revision import versions
 from jax_ragrl.types import Question
 
 VERSIONS = "versions.json"
+DECISIONS = "decisions.jsonl"  # of an audit of credit, see `bench.credit`
 COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
 
 
@@ -34,7 +35,7 @@ def claim_versions(workdir: pathlib.Path, *, is_free: bool) -> None:
         before, here = (", ".join(f"{x} {v.get(x)}" for x in COMPILERS) for v in (history[-1], now))
         raise UserError(
             f"the last steps of {workdir} are of {before}, but this is {here}, which may compute "
-            "other parameters: install the former versions, start a run in another --workdir, or "
+            "other parameters: install the former versions, start a run in another folder, or "
             "continue with --config.run.other_versions=True"
         )
 
@@ -55,7 +56,7 @@ def version_changes(workdir: pathlib.Path) -> dict[str, float]:
 
 def has_results(workdir: pathlib.Path) -> bool:
     """Whether `workdir` holds results of its config; until then, the config may still change."""
-    patterns = ("baselines.json", "checkpoints/*")  # an index records its own settings
+    patterns = ("baselines.json", "checkpoints/*", DECISIONS)  # an index records its own settings
     return any(True for pattern in patterns for _ in workdir.glob(pattern))
 
 
@@ -92,7 +93,7 @@ def claim_questions(questions: Mapping[str, Sequence[Question]], workdir: pathli
                 raise UserError(
                     f"{workdir} was begun with other {split} questions ({file.name} has "
                     f"{before[split]}, the data {now[split]}): restore the former questions, give "
-                    f"another --workdir, or delete {file.name} to continue with these"
+                    f"another folder, or delete {file.name} to continue with these"
                 )
 
     all_gather_object(check)
@@ -110,7 +111,7 @@ def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
             workdir / "index_builds.json",
             builds,
             "another build of its index, which returns other hits,",
-            "use the former index (index.folder) or another --workdir, or delete the file to use "
+            "use the former index (index.folder) or another folder, or delete the file to use "
             "this index",
         )
 
@@ -120,7 +121,7 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
 
     Returns whether the run begins.
     """
-    remedy = "give the former data.files.corpus, or another --workdir"
+    remedy = "give the former data.files.corpus, or another folder"
     now = corpus_fingerprints(retriever)
     return _claim(workdir / "corpus.json", now, "the corpus", remedy)
 

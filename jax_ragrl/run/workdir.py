@@ -14,21 +14,25 @@ from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, on_process_zero
 
 
-def claim_workdir(values: Mapping[str, Any], workdir: pathlib.Path) -> Job:
+def claim_workdir(
+    values: Mapping[str, Any], workdir: pathlib.Path, place: str = "--workdir"
+) -> Job:
     """Returns the job of a config, which becomes the only config of `workdir`.
 
-    `UserError` if the config is invalid, or `workdir` is in use or holds results of another config
-    or version of JAX.
+    `place` is the option that names it. `UserError` if the config is invalid, or `workdir` is in
+    use or holds results of another config or version of JAX.
     """
     job, file = load_job(values), workdir / "config.json"
     # A learning rate that does not depend on the length of a run permits extending the run.
     free = (*LOCATION_KEYS, "config.run.steps") if job.optimizer.steady else LOCATION_KEYS
     # 1. All hosts must see one folder, or each would save a config for itself.
     check_shared_folder(workdir)
-    on_process_zero(lambda: lock_folder(workdir))
+    on_process_zero(lambda: lock_folder(workdir, place))
     # 2. One process writes, because several writers would replace each other's file.
-    on_process_zero(lambda: save_config(file, values, free=free, renew=not has_results(workdir)))
+    on_process_zero(
+        lambda: save_config(file, values, free=free, renew=not has_results(workdir), place=place)
+    )
     # 3. Every host compares its config with that file: hosts may have been started differently.
-    all_gather_object(lambda: check_saved_config(file, values, free))
+    all_gather_object(lambda: check_saved_config(file, values, free, place))
     claim_versions(workdir, is_free=job.run.other_versions)
     return job

@@ -1,20 +1,26 @@
 """The audit of credit, on a system and on a decision process of which the values are known."""
 
+import dataclasses
 import re
+import types
 
 import numpy as np
 import pytest
 
+from jax_ragrl.bench import credit
 from jax_ragrl.bench.credit import Audit, Auditor, _intervals, page, rules_of, table
 from jax_ragrl.bench.fidelity import moments_of, replay_of, with_intervals
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.credit.assign import over_siblings
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.base import Recipe
-from jax_ragrl.types import Message, Question
+from jax_ragrl.types import Message, Passage, Question
 from tests.rollout.tape import Tape
 
 VALUE = {"A": 0.8, "B": 0.2}
@@ -125,6 +131,67 @@ def test_an_outage_is_no_result_wherever_it_occurs():
         assert failed == expected and failed, call
         assert all(row == old for row, old in zip(rows, whole, strict=True) if "error" not in row)
     assert all("error" in row for row in auditor(down=range(99)).rows(questions))
+
+
+QUESTIONS = [Question(f"q{n}", "?", ("x",)) for n in range(12)]
+
+
+@pytest.fixture
+def audited(tmp_path, monkeypatch):
+    """The command in one folder; it returns the table of the two roles' system, without models."""
+    corpus = Corpus((Passage("p", "", "x"),))
+    searcher = types.SimpleNamespace(corpus=corpus, fingerprint=corpus.fingerprint)
+    values = load_config(CONFIGS / "tiny" / "c3po.py", [])
+    for name in ("PolicySampler", "prepare_policies", "method_of"):
+        monkeypatch.setattr(credit, name, lambda *_: None)
+    claim = credit.claim_workdir
+
+    def run(questions=QUESTIONS, count=2, down=(), **changes):
+        own = auditor(down=down)
+
+        def claimed(*args):
+            return types.SimpleNamespace(recipe=own.recipe, seed=claim(*args).seed, shapes=None)
+
+        parts = types.SimpleNamespace(
+            questions={"train": questions, "dev": ()},
+            retriever=searcher,
+            models=lambda: None,
+            environment=lambda _: own.environment,
+            policies={},
+            tokenizer=None,
+        )
+        monkeypatch.setattr(credit, "claim_workdir", claimed)
+        monkeypatch.setattr(credit, "build_components", lambda *_: parts)
+        audit = Audit(("shared",), error=0.2, repeats=2, group=2, questions=count)
+        return credit.bench_credit({**values, **changes}, audit, tmp_path)
+
+    return run
+
+
+def test_failed_decisions_are_asked_again_and_an_outage_is_an_error(audited, tmp_path, capsys):
+    with pytest.raises(UserError, match="2 of 2 questions failed, the first with: HTTP 503"):
+        audited(down=range(99))
+    file = tmp_path / "decisions.jsonl"
+    assert not [*read_rows(file)]
+    found = audited(count=6, down=(1,))
+    assert "4 of 6 questions failed" in capsys.readouterr().err and len(found["errors"]) == 4
+    assert "2 decisions (4 left out: failed)" in found["title"] and len([*read_rows(file)]) == 2
+    found = audited(count=6)
+    assert "6 decisions" in found["title"] and not found["errors"] and len([*read_rows(file)]) == 6
+
+
+def test_an_audit_is_continued_with_its_questions_config_and_whole_lines_alone(audited, tmp_path):
+    file = tmp_path / "decisions.jsonl"
+    audited()
+    with file.open("a") as out:
+        out.write('{"question": "q')  # killed while writing
+    audited(count=3)
+    assert [len([*read_rows(file)]), len(file.read_text().splitlines())] == [3, 3]
+    others = [dataclasses.replace(q, answers=("y",)) for q in QUESTIONS]
+    with pytest.raises(UserError, match="begun with other train questions"):
+        audited(others, count=4)
+    with pytest.raises(UserError, match=r"another config \(config.seed differs.* --folder"):
+        audited(seed=5)
 
 
 def test_the_table_has_all_decisions_roles_and_depths_and_the_page_shows_them(rows):

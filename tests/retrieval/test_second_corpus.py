@@ -71,7 +71,7 @@ def test_a_run_that_has_results_keeps_its_corpus(tmp_path):
     assert claim_corpus(first, tmp_path) and claim_corpus(second, tmp_path)
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     assert not claim_corpus(second, tmp_path)
-    with pytest.raises(UserError, match=r"was begun with the corpus .* another --workdir"):
+    with pytest.raises(UserError, match=r"was begun with the corpus .* another folder"):
         claim_corpus(first, tmp_path)
 
 
