@@ -74,23 +74,25 @@ def moments_of(
       tokens, actions: of rollouts from the root: all tokens of actions, and actions with a credit.
     """
     is_trained = np.isfinite(credit_ARL)
-    credit_ARL = np.where(is_trained, credit_ARL - replay.value * is_return, 0.0)
-    gap_R = (credit_ARL[0] - credit_ARL[1]).mean(-1)
-    gap, replayed_gap = gap_R.mean(), replay.advantage_A[0] - replay.advantage_A[1]
+    t_ARL = is_trained * float(is_return)
+    credit_ARL = np.where(is_trained, credit_ARL, 0.0) - replay.value * t_ARL
+    # A return has the credit t (R - V), with t = 1 if trained, else 0. An error e of V adds -t e:
+    # E[e^2] times a square of t to the same square of credits, cov(-e, error) t to a product.
+    own, square, noise, luck = _squares(credit_ARL) - replay.value_error**2 * _squares(t_ARL)
+    joint, cov = _products(credit_ARL, replay.advantage_A) - _products(t_ARL, replay.shared_A)
     decided_A = np.abs(replay.advantage_A) > DECIDED * replay.error_A
     # A credit of 0 has no sign: half of these agree by chance.
     same_ARL = (np.sign(credit_ARL * replay.advantage_A[:, None, None]) + 1) / 2
-    luck = (credit_ARL[..., 0] - credit_ARL[..., 1]) ** 2 / 2
     return np.array(
         [
-            replayed_gap**2 - replay.gap_error**2,
-            gap * replayed_gap,
-            gap**2 - gap_R.var(ddof=1) / len(gap_R),
-            (credit_ARL.mean((1, 2)) * replay.advantage_A - is_return * replay.shared_A).mean(),
-            (credit_ARL**2).mean() - is_return * replay.value_error**2,
+            np.subtract(*replay.advantage_A) ** 2 - replay.gap_error**2,
+            joint,
+            own,
+            cov,
+            square,
             (replay.advantage_A**2 - replay.error_A**2).mean(),
-            credit_ARL.var(1, ddof=1).mean(),
-            luck.mean(),
+            noise,
+            luck,
             same_ARL[decided_A].mean((1, 2)).sum(),
             decided_A.sum(),
             is_trained.mean(),
@@ -102,6 +104,21 @@ def moments_of(
     )
 
 
+def _squares(credit_ARL: np.ndarray) -> np.ndarray:
+    """The square of the expected gap, and the mean squares of credits, of their noise and luck."""
+    gap_R = (credit_ARL[0] - credit_ARL[1]).mean(-1)
+    own = gap_R.mean() ** 2 - gap_R.var(ddof=1) / len(gap_R)
+    luck = ((credit_ARL[..., 0] - credit_ARL[..., 1]) ** 2 / 2).mean()
+    return np.array([own, (credit_ARL**2).mean(), credit_ARL.var(1, ddof=1).mean(), luck])
+
+
+def _products(credit_ARL: np.ndarray, advantage_A: np.ndarray) -> np.ndarray:
+    """The product of the gaps, and the mean product of credits with advantages."""
+    mean_A = credit_ARL.mean((1, 2))
+    gaps = np.subtract(*mean_A) * np.subtract(*advantage_A)
+    return np.array([gaps, (mean_A * advantage_A).mean()])
+
+
 def measures(moments_D: np.ndarray) -> dict[str, float]:
     """Returns the measures of a rule from its moments, `[..., 14]`, averaged over decisions.
 
@@ -110,7 +127,8 @@ def measures(moments_D: np.ndarray) -> dict[str, float]:
     scale       slope of that gap on the replayed one; 1: the credit has the scale of the advantage
     bias        root mean square of the expected gap minus the replayed gap, in rewards
     correlation of one credit with the advantage, about 0 and not about means; corrected for the
-                noise of the replay alone: the noise of a credit is what it measures
+                noise of the replay alone: the noise of a credit is what it measures. It and
+                `worth` are nan (0 / 0) where nothing is trained: 0 would be a measurement
     sign        share of credits with the sign of the advantage, where that is known
     noise       standard deviation of the credit of one action in one state, in rewards
     luck        share of the noise (variance) that the draws of the other roles cause

@@ -9,7 +9,7 @@ import pytest
 
 from jax_ragrl.bench import credit
 from jax_ragrl.bench.credit import Audit, Auditor, _intervals, page, rules_of, table
-from jax_ragrl.bench.fidelity import moments_of, replay_of, with_intervals
+from jax_ragrl.bench.fidelity import Replay, measures, moments_of, replay_of, with_intervals
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.credit.assign import over_siblings
@@ -316,6 +316,35 @@ def test_a_return_is_compared_without_the_error_of_the_value():
     # An action that is not trained has a credit of zero.
     found = audit(lambda own, rest, value_U: np.where([[[True]], [[False]]], own, np.nan))
     assert found["trained"][0] == 0.5
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (0.5, 0.5), (0.1, 0.1), (0.9, 0.3)])
+def test_returns_are_compared_without_the_error_of_the_value_however_often_trained(shares):
+    """Replays with errors measure what exact ones do, on the same credits."""
+    rng, rows, exact = np.random.default_rng(0), [], []
+    for _ in range(4000):
+        policy_U, reached_U, ends, value_U = decision(rng)
+        credit = np.stack([play(rng, reached_U, ends, (REPEATS, 2))[a] for a in (0, 1)])
+        is_trained = rng.random(credit.shape) < np.array(shares)[:, None, None]
+        credit = np.where(is_trained, credit, np.nan)
+        share_U = rng.multinomial(4, policy_U) / 4
+        found = replay_of(play(rng, reached_U, ends, (CONTINUATIONS,)), share_U, 4)
+        value, zero_A = policy_U @ value_U, np.zeros(2)
+        known = Replay(value_U[:2] - value, zero_A, 0.0, value, 0.0, zero_A)
+        for moments, replay in ((rows, found), (exact, known)):
+            moments.append(moments_of(credit, replay, is_return=True, tokens=40, actions=2))
+    found, expected = (measures(np.mean(moments, 0)) for moments in (rows, exact))
+    for name in ("agreement", "scale", "correlation", "noise", "luck"):
+        assert found[name] == pytest.approx(expected[name], rel=0.04), name
+
+
+def test_a_rule_that_trains_nothing_has_no_correlation_and_no_worth():
+    """0 / 0: nan, since a constant credit correlates with nothing, and 0 would be a measurement."""
+    # The errors exceed the advantages, so that the estimated square of these is negative.
+    replay = Replay(np.array([0.1, -0.1]), np.full(2, 0.2), 0.1, 0.5, 0.2, np.full(2, 0.01))
+    credit = np.full((2, 4, 2), np.nan)
+    found = measures(moments_of(credit, replay, is_return=True, tokens=40, actions=0))
+    assert found["trained"] == 0 and np.isnan([found["correlation"], found["worth"]]).all()
 
 
 def test_luck_of_others_is_the_share_of_the_noise_in_which_the_two_draws_differ():
