@@ -31,7 +31,6 @@ import numpy as np
 from markupsafe import Markup
 
 from jax_ragrl.bench.fidelity import Replay, moments_of, replay_of, with_intervals
-from jax_ragrl.config.functions import imported
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import GROUP_CREDITS, RETURN_CREDITS, reachable_leaves
@@ -52,7 +51,8 @@ from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.revision import device_name, revision
-from jax_ragrl.systems.base import Credit, Recipe, masked_credit, path_from_root
+from jax_ragrl.systems.ablation import own_credit
+from jax_ragrl.systems.base import Credit, Recipe, checked_credit, path_from_root
 from jax_ragrl.training.setup import method_of, prepare_policies
 from jax_ragrl.training.step import with_scorer
 from jax_ragrl.types import Question
@@ -284,26 +284,24 @@ def note_failures(forest: Forest, rows: Sequence[dict[str, Any]]) -> None:
 def rules_of(audit: Audit, recipe: Recipe) -> list[AuditedRule]:
     """Returns the audited rules, each on the shapes that it is made for; others on all shapes."""
     chains = Shape(f"{audit.group} chains", single_chain, audit.group)
-    trees = [Shape(f"tree of {w}", Tree(w, BRANCHING_DEPTH)) for w in audit.widths]
+    trees = [Shape(f"tree of {w}", Tree(w, BRANCHING_DEPTH)) for w in dict.fromkeys(audit.widths)]
     expander = recipe.expander(frozenset(recipe.system.roles))
     # The rollouts of the recipe may hold forced actions.
     recipes = [] if expander is single_chain else [Shape("the recipe", expander, recipe.rollouts)]
     credits: dict[str, Any] = {**RETURN_CREDITS, **GROUP_CREDITS}
     rules = []
-    for name in audit.rules or credits:
+    for name in dict.fromkeys(audit.rules or credits):
         if name not in credits and ":" not in name:
             raise UserError(
                 f"--rules has {name!r}: use {', '.join(credits)}, or module:function of your own"
             )
-        credit = credits.get(name) or imported("--rules", name)
+        credit = credits.get(name) or own_credit("--rules", name)
         every = [chains, *trees, *recipes]
         shapes = trees if name in TREES else [chains] if name in credits else every
         compares = "rule" in inspect.signature(credit).parameters
         for shape in shapes:
             for rule in GROUP_RULES if compares else (None,):
                 own = functools.partial(credit, rule=rule) if rule else credit
-                if recipe.trainable is not None:
-                    own = functools.partial(masked_credit, own, recipe.trainable)
                 words = [shape.name, name, *([rule.__name__] if rule else [])]
                 rules.append(AuditedRule(", ".join(words), shape, own, not compares))
     return rules
@@ -324,6 +322,11 @@ class Auditor(NamedTuple):
 
         Where the environment failed in any of its rollouts, it holds the first `error` alone.
         """
+        # One's own rule that returns no credits is found before the replay, which takes long.
+        for rule in (rule for rule in self.rules if ":" in rule.name):
+            whole, reward_N = self._roll_out(rule.shape, questions[:1])
+            if whole.records:
+                self._assign(rule, whole, reward_N)
         own = [dataclasses.replace(q, id=f"{q.id} first") for q in questions]
         forest = collect(self.recipe.system, single_chain, own, self.environment, seed=self.seed)
         decisions = [decision_of(self.recipe, forest, i, self.seed) for i in range(len(own))]
@@ -396,6 +399,7 @@ class Auditor(NamedTuple):
             values = replay_of(return_UM, share_U, ALTERNATIVES)
             row["actions"] = [action.text for action in pair]
             row["continuations"] = count
+            row["rules"] = {}
             row["replay"] = {k: np.asarray(v).tolist() for k, v in values._asdict().items()}
 
     def _continue(
@@ -439,17 +443,8 @@ class Auditor(NamedTuple):
             forest, reward_N, nodes = replay(
                 self.recipe, shape, trials, self.environment, self.seed
             )
-            own = [dataclasses.replace(questions[r["question"]], id=f"{r['question']} cost")
-                   for r, *_ in live]  # fmt: skip
-            whole = collect(
-                self.recipe.system,
-                shape.expander,
-                own,
-                self.environment,
-                seed=self.seed,
-                rollouts=shape.rollouts,
-            )
-            whole_reward_N = rewards_of(self.recipe.reward, whole)
+            asked = [questions[row["question"]] for row, *_ in live]
+            whole, whole_reward_N = self._roll_out(shape, asked)
             # A draw that failed is not one that was not trained: its decision is left out.
             note_failures(forest, [row for row, *_ in live for _ in range(4 * repeats)])
             note_failures(whole, [row for row, *_ in live])
@@ -459,11 +454,11 @@ class Auditor(NamedTuple):
             for record in whole.records:
                 tokens[record.question] += len(record.action.ids) if record.action else 0
             for rule in (rule for rule in self.rules if rule.shape == shape):
-                try:
-                    credit_N, weight_N = rule.credit(self.scored(forest), reward_N)
-                    _, whole_weight_N = rule.credit(self.scored(whole), whole_reward_N)
-                except UserError:
-                    continue  # not made for rollouts of this shape
+                found = self._assign(rule, forest, reward_N)
+                found_whole = self._assign(rule, whole, whole_reward_N)
+                if found is None or found_whole is None:
+                    continue
+                (credit_N, weight_N), (_, whole_weight_N) = found, found_whole
                 if not rule.is_return:  # a node has the credit of all of its samples
                     credit_N = credit_N / np.maximum(forest.multiplicity_N - forest.forced_N, 1)
                 draws = [
@@ -472,11 +467,36 @@ class Auditor(NamedTuple):
                 table = np.array(draws, np.float64).reshape(len(live), 2, repeats, 2)
                 for i, (row, *_) in enumerate(live):
                     is_trained = (whole.question_N == i) & ~whole.leaf_N & (whole_weight_N > 0)
-                    row.setdefault("rules", {})[rule.name] = {
+                    row["rules"][rule.name] = {
                         "credit": table[i].tolist(),
                         "tokens": tokens[i],
                         "actions": int(is_trained.sum()),
                     }
+
+    def _roll_out(self, shape: Shape, questions: Sequence[Question]) -> tuple[Forest, np.ndarray]:
+        """Returns whole rollouts of a shape, of which a rule has the costs, and their rewards."""
+        forest = collect(
+            self.recipe.system,
+            shape.expander,
+            [dataclasses.replace(q, id=f"{q.id} cost") for q in questions],
+            self.environment,
+            seed=self.seed,
+            rollouts=shape.rollouts,
+        )
+        return forest, rewards_of(self.recipe.reward, forest)
+
+    def _assign(
+        self, rule: AuditedRule, forest: Forest, reward_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns the credit and the weight of each node; None if not made for such rollouts."""
+        try:
+            found = rule.credit(self.scored(forest), reward_N)
+        except UserError:
+            return None
+        credit_N, weight_N = checked_credit(f"--rules: {rule.name}", found, len(forest.records))
+        if self.recipe.trainable is not None:
+            weight_N = np.where(self.recipe.trainable(forest), weight_N, np.float32(0))
+        return credit_N, weight_N
 
 
 def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Collection
+from typing import Any
 
 from jax_ragrl.config.functions import imported
 from jax_ragrl.config.schema import one_of
@@ -30,6 +31,20 @@ from jax_ragrl.systems.base import Recipe, check_group_size, with_roles
 
 OWN = "own"
 LOOSE, STRICT = "loose", "strict"
+
+
+def own_credit(where: str, text: str) -> Any:
+    """Returns the credit `module:function`; `UserError`, which names `where`, if it is none."""
+    own = imported(where, text)
+    try:
+        signature = inspect.signature(own)
+        signature.bind(None, None, **{"rule": None} if "rule" in signature.parameters else {})
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{where} is {text!r}, which cannot be called ({error}): its parameters "
+            "are forest and reward_N, and rule if it compares the actions of a group"
+        ) from error
+    return own
 
 
 def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
@@ -47,15 +62,8 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
     if credit == OWN:
         return recipe
     if ":" in credit:
-        own = imported("config.credit", credit)
+        own = own_credit("config.credit", credit)
         kind = "compare" if "rule" in inspect.signature(own).parameters else "credit"
-        try:
-            inspect.signature(own).bind(None, None, **{"rule": None} if kind == "compare" else {})
-        except TypeError as error:
-            raise UserError(
-                f"config.credit is {credit!r}, which cannot be called ({error}): its parameters "
-                "are forest and reward_N, and rule if it compares the actions of a group"
-            ) from error
         none = {"credit": None, "compare": None, "turn_credit": None}
         return dataclasses.replace(recipe, **none | {kind: own}, reads_leaves=True)
     if credit in RETURN_CREDITS:

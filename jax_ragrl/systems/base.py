@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jax_ragrl.errors import UserError
@@ -80,11 +82,33 @@ def path_from_root(forest: Forest, node: int) -> list[int]:
     return path[::-1]
 
 
+def checked_credit(where: str, found: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what a credit rule returned for the `count` nodes of a forest; `where` names it.
+
+    `UserError` unless it is a credit and a weight per node: real numbers, the weights finite and
+    not negative, the credit finite where the weight is positive.
+    """
+    if not (
+        isinstance(found, tuple)
+        and [getattr(x, "shape", None) for x in found] == [(count,), (count,)]
+        and all(jnp.isdtype(x.dtype, ("bool", "integral", "real floating")) for x in found)
+        and np.all(np.isfinite(found[1]) & (found[1] >= 0))
+        and np.isfinite(found[0][found[1] > 0]).all()
+    ):
+        raise UserError(
+            f"{where} returned {found!r:.200}: return a tuple of two arrays with one number for "
+            f"each of the {count} nodes of the forest: the credit, finite where the weight is "
+            "positive, and the weight, positive at the nodes to train and 0 elsewhere"
+        )
+    return found[0], found[1]
+
+
 def masked_credit(
     credit: Credit, trainable: Callable[[Forest], np.ndarray], forest: Forest, reward_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Applies a credit rule, with weight 0 at the nodes that are not `Recipe.trainable`."""
-    credit_N, weight_N = credit(forest, reward_N)
+    found = credit(forest, reward_N)
+    credit_N, weight_N = checked_credit("config.credit", found, len(forest.records))
     return credit_N, np.where(trainable(forest), weight_N, np.float32(0))
 
 

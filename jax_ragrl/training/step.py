@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference, pairs_of, prefer_all
 from jax_ragrl.learner.packing import Turn, carry_credit, turns_of
 from jax_ragrl.learner.policies import Policies, Schedule, score_texts, update_all
@@ -25,7 +24,7 @@ from jax_ragrl.rollout.data_parallel import join_forests, merge_shards, own_shar
 from jax_ragrl.rollout.rewards import rewards_of
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.runtime.multihost import all_gather_object
-from jax_ragrl.systems.base import Credit, Recipe
+from jax_ragrl.systems.base import Credit, Recipe, checked_credit
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 
@@ -158,17 +157,10 @@ def turns_to_train(method: Method, forest: Forest) -> tuple[list[Turn], np.ndarr
     """Returns the turns to train with their credit, and the credit of all nodes.
 
     The latter is float32 `[N]`; nan where it is undefined, because no leaf is reachable. Raises
-    `UserError` if the credit rule does not return a finite credit and a weight per node.
+    `UserError` if the credit rule does not return that, see `checked_credit`.
     """
-    found, count = method.credit(forest, forest.reward_N), len(forest.records)
-    is_pair = isinstance(found, tuple) and [np.shape(x) for x in found] == [(count,), (count,)]
-    if not is_pair or not np.isfinite(found[0][found[1] > 0]).all():
-        raise UserError(
-            f"config.credit returned {found!r:.200}: return a tuple of two arrays with one number "
-            f"for each of the {count} nodes of the forest: the credit, finite where the weight is "
-            "positive, and the weight, positive at the nodes to train"
-        )
-    credit_N, weight_N = found
+    found = method.credit(forest, forest.reward_N)
+    credit_N, weight_N = checked_credit("config.credit", found, len(forest.records))
     turns = turns_of(forest, credit_N, weight_N, include_forced=method.train_forced)
     if method.refill:
         dead = dead_questions(forest, turns)

@@ -47,6 +47,21 @@ def above_forced(forest, reward_N, rule):
     return over_siblings(forest, reward_N, lambda value_K: value_K - value_K[0])
 
 
+def of(credit, weight):
+    return lambda forest, reward_N: (np.full(len(reward_N), credit), np.full(len(reward_N), weight))
+
+
+NAN, INF, WEIGHTS, NUMBER = of(np.nan, 1.0), of(np.inf, 1.0), of(1.0, -1.0), 3.0
+
+
+def nothing(forest, reward_N):
+    return None
+
+
+def short(forest, reward_N):
+    return np.zeros(1), np.ones(1)
+
+
 def write(role, prompt, rng):
     return rng.choice("AB") if role == "first" else f"{rng.random()}"
 
@@ -238,6 +253,23 @@ def test_a_rule_of_ones_own_is_audited_beside_the_forced_actions_of_the_recipe()
     assert set(credits["A"]) == {0.0}
     assert np.mean(credits["B"]) == pytest.approx(VALUE["B"] - VALUE["A"], abs=0.3)
     assert len(credits["B"]) > 20
+
+
+@pytest.mark.parametrize("name", ["NAN", "INF", "WEIGHTS", "nothing", "short"])
+def test_a_rule_that_returns_no_credits_is_refused_before_the_replay(name):
+    own = auditor((f"tests.bench.test_credit:{name}",))
+    with pytest.raises(UserError, match=rf"--rules: .*:{name} returned .*return a tuple of two"):
+        own.rows([Question("q0", "?", ("x",))])
+    assert own.environment.retriever.calls == 1  # for whole rollouts of one question
+
+
+def test_rules_are_functions_of_rollouts_and_rewards_and_audited_once():
+    for name in ("NUMBER", "won", "no_such_rule"):
+        with pytest.raises(UserError, match=f"--rules is .*:{name}'"):
+            auditor((f"tests.bench.test_credit:{name}",))
+    audit = Audit(rules=("shared", "siblings", "shared"), widths=(2, 2))
+    names = [rule.name for rule in rules_of(audit, Recipe(TwoRoles(), won))]
+    assert len(names) == len({*names}) == 4
 
 
 DECISIONS, DRAWS, CONTINUATIONS, REPEATS = 400, 8, 24, 16

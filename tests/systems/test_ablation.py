@@ -1,8 +1,10 @@
 """Ablations by config: the credit matches the objective, or the config is an error."""
 
 import dataclasses
+import functools
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
 from jax_ragrl.systems import ablation
 from jax_ragrl.systems.ablation import with_credit
+from jax_ragrl.systems.base import masked_credit
 from jax_ragrl.training.setup import method_of
 from jax_ragrl.training.step import turns_to_train
 from tests.conftest import REPO
@@ -65,8 +68,9 @@ def test_a_config_names_a_credit_of_ones_own():
     assert job("mmoa_rag", GRPO | groups).recipe.compare is over_rollouts
     with pytest.raises(UserError, match="config.credit is 'nowhere:rule'.*give module:name"):
         job("mmoa_rag", {"credit": "nowhere:rule"})
-    with pytest.raises(UserError, match="cannot be called .*parameters are forest and reward_N"):
-        job("mmoa_rag", {"credit": "jax_ragrl.credit.returns:monte_carlo"})
+    for name in ("monte_carlo", "__name__"):  # other parameters, and no function
+        with pytest.raises(UserError, match="cannot be called .*parameters are forest and rew"):
+            job("mmoa_rag", {"credit": f"jax_ragrl.credit.returns:{name}"})
 
 
 def test_a_credit_returns_two_numbers_per_node():
@@ -74,9 +78,17 @@ def test_a_credit_returns_two_numbers_per_node():
     tape = Tape({"planner": ["QDS"], "sub_planner": ["AG"]}, replies={"decompose_serial": "Who?"})
     forest = collect(result.recipe.system, single_chain, [ANN], tape.environment())
     ones, method = np.ones(len(forest.records), np.float32), method_of(result)
-    for wrong in (None, ones, (ones[1:], ones), (ones * np.nan, ones)):
-        with pytest.raises(UserError, match="config.credit returned .*return a tuple of two"):
-            turns_to_train(method._replace(credit=lambda *_, wrong=wrong: wrong), forest)
+    weights = [(ones, ones * wrong) for wrong in (np.nan, np.inf, -1)]
+    texts = ones.astype(str)
+    wrong_types = [([*ones], [*ones]), (texts, ones), (ones, texts), (ones * 1j, ones)]
+    wrong_values = [None, ones, (ones[1:], ones), (ones * np.nan, ones), *weights, *wrong_types]
+    for wrong in wrong_values:
+        rule = functools.partial(lambda found, *_: found, wrong)
+        for credit in (rule, functools.partial(masked_credit, rule, lambda forest: forest.leaf_N)):
+            with pytest.raises(UserError, match="config.credit returned .*return a tuple of two"):
+                turns_to_train(method._replace(credit=credit), forest)
+    for right in ((ones, ones > 0), (jax.device_put(ones), jax.device_put(ones))):
+        assert turns_to_train(method._replace(credit=lambda *_, right=right: right), forest)[0]
 
 
 @pytest.mark.parametrize("credit", ["rollouts", "roles", "siblings"])
