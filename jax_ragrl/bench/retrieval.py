@@ -75,7 +75,7 @@ class GoldSet(NamedTuple):
     @property
     def identity(self) -> str:
         """The passages and questions, for cells that are read again."""
-        return f"{self.corpus.fingerprint} {fingerprint(self.questions, with_gold=True)}"
+        return f"{self.corpus.fingerprint} {fingerprint(self.questions)}"
 
 
 def sections(

@@ -65,9 +65,9 @@ def sample_in_order(questions: Sequence[Question], count: int, seed: int) -> lis
     return [questions[i] for i in numbers]
 
 
-def fingerprint(questions: Sequence[Question], *, with_gold: bool = False) -> str:
-    """Returns 16 hex digits of SHA-256 over ids, texts and answers, order included."""
-    rows = [(q.id, q.text, q.answers, *([q.gold] if with_gold else [])) for q in questions]
+def fingerprint(questions: Sequence[Question]) -> str:
+    """Returns 16 hex digits of SHA-256 over ids, texts, answers and gold passages, in order."""
+    rows = [(q.id, q.text, q.answers, q.gold) for q in questions]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import types
 
@@ -165,6 +166,19 @@ def test_cells_of_another_index_are_refused(table_of, sets, capsys):
     assert table_of("one.jsonl", "--index", "bm25", "--systems", "direct,ircot") == 0
     assert table_of("one.jsonl", "--index", "exact", "--systems", "direct") == 2
     assert "with another corpus or index than exact" in capsys.readouterr().err
+
+
+def test_cells_of_other_gold_passages_are_refused(table_of, sets, capsys):
+    """Of the questions to answer, whose retrieval is measured, and of those to learn from."""
+    args = ["s=one.jsonl@corpus.jsonl", "--systems", "direct,skr_knn", "--train", "train.jsonl"]
+    rows = list(map(json.loads, (sets / "one.jsonl").open()))
+    write_rows(sets / "train.jsonl", rows)
+    assert table_of(*args) == 0
+    for name in ("train", "one"):
+        write_rows(sets / f"{name}.jsonl", [row | {"metadata": {"gold": ["0"]}} for row in rows])
+        assert table_of(*args) == 2
+        assert re.search(f"other .*questions than .*{name}.jsonl", capsys.readouterr().err)
+        write_rows(sets / f"{name}.jsonl", rows)
 
 
 def test_cells_of_other_questions_are_refused(table_of, sets, capsys):
