@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import AddCommand, add_fields_option, parse_numbers, print_json
 from jax_ragrl.config.arguments import natural
-from jax_ragrl.config.schema import local
+from jax_ragrl.config.schema import build, local
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import UserError
 
@@ -119,11 +119,15 @@ def run_world(options: argparse.Namespace) -> None:
     from jax_ragrl.run.config import WorldData
     from jax_ragrl.run.world_folder import save_world
 
-    hops = tuple(parse_numbers(options.hops))
-    # The default, an empty text, means no relation, not a relation with an empty name.
-    relations = tuple(filter(None, options.outdated.split(",")))
-    settings = WorldData(options.seed, options.size, options.famous, hops, relations)
-    print(json.dumps(save_world(settings, options.out)))
+    values = {
+        "seed": options.seed,
+        "size": options.size,
+        "famous_fraction": options.famous,
+        "hops": parse_numbers(options.hops),
+        # The default, an empty text, means no relation, not a relation with an empty name.
+        "outdated_relations": list(filter(None, options.outdated.split(","))),
+    }
+    print(json.dumps(save_world(build(WorldData, values, "data.world"), options.out)))
 
 
 def run_split(options: argparse.Namespace) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
+import tempfile
 from typing import Any
 
 from jax_ragrl.config.schema import build, local
@@ -39,13 +41,25 @@ def make_world(settings: WorldData) -> World:
 
 
 def save_world(settings: WorldData, out: pathlib.Path) -> dict[str, Any]:
-    """Writes passages, the questions of each split, and the settings; returns the counts."""
+    """Writes passages, the questions of each split, and the settings; returns the counts.
+
+    `UserError` if `out` has other files of these names.
+    """
     world = make_world(settings)
-    out.mkdir(parents=True, exist_ok=True)
-    save_corpus(Corpus(world.passages), out / "passages.jsonl")
-    for split, questions in world.questions.items():
-        save_questions(questions, out / f"{split}.jsonl")
-    write_json(out / FILE, dataclasses.asdict(settings))
+    with tempfile.TemporaryDirectory() as name:
+        draft = pathlib.Path(name)
+        save_corpus(Corpus(world.passages), draft / "passages.jsonl")
+        for split, questions in world.questions.items():
+            save_questions(questions, draft / f"{split}.jsonl")
+        write_json(draft / FILE, dataclasses.asdict(settings))
+        for file in draft.iterdir():
+            other = out / file.name
+            if other.exists() and other.read_bytes() != file.read_bytes():
+                raise UserError(
+                    f"{other} exists, and is not of the world with these settings: give another "
+                    "folder with --out, or remove it"
+                )
+        shutil.copytree(draft, out, dirs_exist_ok=True)
     counts = {split: len(questions) for split, questions in world.questions.items()}
     return {"passages": len(world.passages), **counts, "out": str(out)}
 

@@ -115,6 +115,32 @@ def test_a_world_is_written_with_its_hops_and_famous_facts(folder):
     assert [q.id for q in questions] == [q.id for q in expected.questions["test"]]
 
 
+def test_a_world_replaces_no_file_but_those_of_the_same_world(folder, capsys):
+    command = ["data", "world", "--size=40", "--seed=3", "--hops=1", f"--out={folder}"]
+    assert main([*command, "--famous=0.9"]) == 0  # the same bytes again
+    capsys.readouterr()
+    assert main([*command, "--famous=0.8"]) == 2
+    assert "world.json exists, and is not of the world" in capsys.readouterr().err
+    (folder / "train.jsonl").write_text("the user's own")
+    assert main([*command, "--famous=0.9"]) == 2
+    assert "train.jsonl exists, and is not of the world" in capsys.readouterr().err
+    assert (folder / "train.jsonl").read_text() == "the user's own"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--famous=2", "famous_fraction is 2.0: use a finite number, at least 0, at most 1"),
+        ("--famous=nan", "famous_fraction is nan: use a finite number"),
+        ("--hops=0", "hops[0] is 0: use a finite number, at least 1"),
+        ("--size=0", "size is 0"),
+    ],
+)
+def test_settings_of_a_world_are_checked_as_those_of_a_config(option, said, tmp_path, capsys):
+    assert main(["data", "world", option, f"--out={tmp_path / 'w'}"]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "w").exists()
+
+
 def test_the_reader_of_a_folder_knows_its_world(folder, capsys, tmp_path):
     """Of 90 % famous facts it answers most questions without a document."""
     table = tmp_path / "table"
