@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import local
 from jax_ragrl.config.snapshot import load_saved_config
+from jax_ragrl.corpus.mixture import check_ids
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
@@ -195,6 +196,8 @@ def _components(
 ) -> Components:
     # Tuples, because callers may pass lists and change them during the run.
     fixed = None if questions is None else {k: tuple(v) for k, v in questions.items()}
+    for split, part in (fixed or {}).items():
+        check_ids(part, f"questions[{split!r}]")
     return build_components(job, workdir, questions=fixed, retriever=retriever, llm=llm)
 
 

@@ -35,6 +35,13 @@ def test_overrides_reach_the_config():
     assert config["run"]["steps"] == 3 and config["llm"]["max_documents"] == 2
 
 
+def test_own_questions_have_different_ids(tmp_path):
+    questions = {"train": [rag.Question("1", "a?", ("x",)), rag.Question("1", "b?", ("x",))]}
+    config = rag.load_config(CONFIG, {"run.steps": 0})
+    with pytest.raises(rag.UserError, match=r"questions\['train'\]: two .*'a\?' and 'b\?'"):
+        rag.train(config, tmp_path / "run", questions=questions)
+
+
 class OnePassage:
     """A retriever of one's own: every query finds the same passage."""
 

@@ -118,9 +118,9 @@ def _queries(options: argparse.Namespace) -> list[tuple[str, str]]:
     if options.query is not None:
         return [("1", options.query)]
     if options.questions:
-        from jax_ragrl.corpus.formats import load_questions
+        from jax_ragrl.corpus.mixture import load_unique
 
-        return [(question.id, question.text) for question in load_questions(options.questions)]
+        return [(question.id, question.text) for question in load_unique(options.questions)]
     from jax_ragrl.corpus.formats.files import read_lines
 
     if lines := [(str(number), line.strip()) for number, line in read_lines(options.queries)]:

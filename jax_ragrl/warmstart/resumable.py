@@ -128,16 +128,5 @@ def failure_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def unique_questions(questions: Iterable[Question]) -> list[Question]:
-    """Removes repeated questions; raises `UserError` if different questions share an id.
-
-    Rows are stored by id, so only one of them would be worked on.
-    """
-    by_id: dict[str, Question] = {}
-    for question in questions:
-        if by_id.setdefault(question.id, question).text != question.text:
-            raise UserError(
-                f"training questions share the id {question.id!r}, and only one of them would be "
-                "used: make the ids unique, or list the original files separately "
-                "(--config.data.files.train=A,B), which does so"
-            )
-    return list(by_id.values())
+    """Removes repeated questions: rows are stored by id, so only one of them is worked on."""
+    return list({question.id: question for question in questions}.values())

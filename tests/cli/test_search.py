@@ -46,6 +46,15 @@ def test_text_has_rank_score_id_title_and_a_marked_snippet(folder, capsys):
     assert "**" in first and "**" in second
 
 
+def test_a_run_file_has_no_two_rankings_of_one_id(folder, tmp_path, capsys):
+    file, run = tmp_path / "dup.jsonl", tmp_path / "a.trec"
+    rows = ({"id": "1", "question": text, "answer": "a"} for text in ("who", "where"))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--questions", str(file), "--run", str(run)]
+    assert main(["data", "search", f"{folder}/index", *options]) == 2
+    assert "the id '1', 'who' and 'where'" in capsys.readouterr().err and not run.exists()
+
+
 def test_a_run_file_has_the_hits_of_every_question(folder, tmp_path):
     run = tmp_path / "a.trec"
     options = ["--questions", f"{folder}/test.jsonl", "--run", str(run), "--tag", "mine"]

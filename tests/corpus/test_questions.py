@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jax_ragrl.corpus.mixture import load_answered, load_mixture
+from jax_ragrl.corpus.mixture import load_answered, load_mixture, load_unique
 from jax_ragrl.corpus.questions import QuestionStream, sample_in_order, split_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
@@ -88,6 +88,19 @@ def test_a_question_without_an_answer_is_refused(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match="2 of 3 questions have no answer.* 'q1' .record 2."):
         load_answered(file)
+
+
+@pytest.mark.parametrize("ids", [("1", "1"), (1, "1"), (None, "nq0")], ids=str)
+def test_different_questions_of_one_id_are_refused(ids, tmp_path):
+    """Weights, run files and results are kept by id; a copy of a question has the same ones."""
+    rows = [{"id": i, "question": t, "answer": ["a"]} for i, t in zip(ids, "bc", strict=True)]
+    file = tmp_path / "q.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for load in (load_unique, load_answered, lambda path: load_mixture(str(path))):
+        with pytest.raises(UserError, match=f"q.jsonl: .*the id {ids[1]!r}, 'b' and 'c': make the"):
+            load(file)
+    file.write_text("".join(json.dumps(rows[1]) + "\n" for _ in range(2)))
+    assert [question.text for question in load_mixture(str(file))] == ["c", "c"]
 
 
 def sets_of(folder, **counts):

@@ -129,6 +129,7 @@ DATA_ERRORS = [
     (rows("dev", []), r"error .*dev.jsonl is empty"),
     (rows("test", [{"question": "q?", "answer": ""}]), r"error .*1 of 1 questions have no answer"),
     (rows("train", QUESTIONS * 2), r"warning .*20 ids occur more than once"),
+    (rows("dev", [QUESTIONS[0], {**QUESTIONS[0], "question": "x?"}]), r"error .*have the id"),
     (
         keys(data__files__test="{}/train.jsonl"),
         r"warning data: 20 of 20 test questions are also training questions: divide the file",

@@ -278,7 +278,7 @@ def test_ids_must_be_unique_and_repeated_questions_count_once(tmp_path, capsys):
         arguments += ["--config.llm.kind=none", f"--out={tmp_path / name / 'd.jsonl'}"]
         assert main(["warmup", "demos", config, *arguments, "--writer=labels"]) == code
         output = capsys.readouterr()
-    assert "share the id 'train_0'" in output.err and not (tmp_path / "other" / "d.jsonl").exists()
+    assert "have the id 'train_0'" in output.err and not (tmp_path / "other" / "d.jsonl").exists()
     assert {d.question for d in load_demos(tmp_path / "same" / "d.jsonl")} == {"train_0", "train_1"}
 
 
