@@ -20,7 +20,7 @@ from jax_ragrl.config.ranges import Natural
 from jax_ragrl.config.schema import build
 from jax_ragrl.config.snapshot import load_saved_config, save_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.experiments.measures import with_facts
+from jax_ragrl.experiments.measures import check_measure, is_of_training, with_facts
 from jax_ragrl.experiments.stages import (
     IMITATION,
     POLICY,
@@ -31,12 +31,15 @@ from jax_ragrl.experiments.stages import (
     ensure_imitation,
     ensure_warm_up,
     fixed_strategy,
+    imitation,
     train_and_evaluate,
+    warm_up_values,
 )
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.warmstart.make_demos import LABELS
+from jax_ragrl.warmstart.make_demos import LABELS, find_labeler
+from jax_ragrl.warmstart.warmup import load_warmup
 
 # In the folder of a cell that shares a training: how it was trained, and the strategy.
 TRAINING = "training.json"
@@ -122,6 +125,14 @@ class Experiment:
         for name in ("training_seeds", "world_seeds", "warm_start_seeds", "metrics"):
             if not getattr(self, name):
                 raise UserError(f"{name} is empty: give at least one value")
+        for metric in self.metrics:
+            check_measure(metric)
+            shared = [name for name, arm in self.arms.items() if arm != arm.origin]
+            if is_of_training(metric) and shared:
+                raise UserError(
+                    f"{metric} is of a training, and {shared[0]} shares the training of another "
+                    "arm: leave the metric or the arm out"
+                )
 
 
 class Cell(NamedTuple):
@@ -182,13 +193,20 @@ def run_cells(
 
     Each has a folder there, and each warm-up, which cells share. Returns the rows of the cells, see
     `run_cell`, with what `measures.with_facts` adds. `UserError`, before any cell starts, if a
-    config is not valid, or not that of a finished cell.
+    config or a name is not valid, or a config not that of a finished cell.
     """
     experiment = with_training_arms(experiment)
     # All configs are read before the first training, so that a mistake costs nothing.
     for cell in cells:
         for one in (training_cell(experiment, cell), cell):
-            job = load_job(cell_values(experiment, one, out) | {"policy": "tiny"})
+            values = cell_values(experiment, one, out)
+            job, arm = load_job(values | {"policy": "tiny"}), experiment.arms[one.arm]
+            if arm.warm_up:
+                load_warmup(warm_up_values(arm.warm_up, one.warm_start))
+            if arm.sft:
+                imitation(values, arm.sft, out / one.folder)
+            if arm.sft and arm.demos != POLICY and arm == arm.origin:
+                find_labeler(job, arm.demos, str(values.get("system")))
             if (out / one.folder / "cell.json").is_file():
                 check_cell(experiment, one, out)
         if name := experiment.arms[cell.arm].strategy:

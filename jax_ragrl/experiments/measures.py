@@ -23,13 +23,26 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.costs import COSTS
 from jax_ragrl.run.metric_names import metric_of
-from jax_ragrl.run.mistakes import mistake_of
+from jax_ragrl.run.mistakes import KINDS, mistake_of
 from jax_ragrl.run.predictions import FOLDER
 from jax_ragrl.runtime.jsonl import read_rows
-from jax_ragrl.text.metrics import METRIC_NAMES
+from jax_ragrl.text.metrics import METRIC_NAMES, METRICS
 
 FAULTS, STRATEGY, MISTAKE, TRAINING = "malformed", "strategy", "mistake", "training:"
+NAMES = (*METRICS, "judge", *COSTS, FAULTS, *(f"{MISTAKE}={kind}" for kind in KINDS))
+
+
+def check_measure(measure: str) -> None:
+    """Raises `UserError` for a name that no cell has; a cell may lack others (`values_of`)."""
+    if is_of_training(measure):
+        known = metric_of(measure.removeprefix(TRAINING)) is not None
+    else:
+        known = measure in NAMES or measure.startswith(f"{STRATEGY}=")
+    if not known:
+        forms = ", ".join([*NAMES, f"{STRATEGY}=NAME", f"{TRAINING}METRIC of metrics.jsonl"])
+        raise UserError(f"there is no metric {measure!r}: use one of {forms}")
 
 
 def with_facts(row: Mapping[str, Any], folder: pathlib.Path) -> dict[str, Any]:

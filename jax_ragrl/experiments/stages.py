@@ -64,15 +64,16 @@ def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
     if done.is_file():
         check_warm_up(config, seed, folder)
     else:
-        write_json(done, warm_up(_warm_up_values(config, seed), folder))
+        write_json(done, warm_up(warm_up_values(config, seed), folder))
 
 
 def check_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
     """Raises `UserError` if a warm-up had another config; arguments as in `ensure_warm_up`."""
-    check_unchanged(folder / "config.json", _warm_up_values(config, seed))
+    check_unchanged(folder / "config.json", warm_up_values(config, seed))
 
 
-def _warm_up_values(config: str, seed: int) -> dict[str, Any]:
+def warm_up_values(config: str, seed: int) -> dict[str, Any]:
+    """Returns the config of a warm-up; `UserError` if it cannot be read."""
     return load_config(pathlib.Path(config), []) | {"seed": seed}
 
 
@@ -84,7 +85,7 @@ def ensure_imitation(
         check_imitation(values, config, author, folder)
         return
     make_demos(values, folder / "demos.jsonl", _writer(values, author), DEMO_QUESTIONS)
-    warm_start(_imitation(values, config, folder), folder / IMITATION)
+    warm_start(imitation(values, config, folder), folder / IMITATION)
 
 
 def check_imitation(
@@ -92,7 +93,7 @@ def check_imitation(
 ) -> None:
     """Raises `UserError` if an imitation had another config; arguments as in `ensure_imitation`."""
     check_unchanged(folder / "demos.config.json", demo_settings(values, _writer(values, author)))
-    run = dataclasses.asdict(_imitation(values, config, folder))
+    run = dataclasses.asdict(imitation(values, config, folder))
     # The number of demonstrations is a result, and their file moves with the folder.
     check_unchanged(folder / IMITATION / "config.json", run, ("config.demos", "config.data.demos"))
 
@@ -102,7 +103,8 @@ def _writer(values: Mapping[str, Any], author: str) -> WriterConfig:
     return WriterConfig(str(values["policy"]) if author == POLICY else author)
 
 
-def _imitation(values: Mapping[str, Any], config: str, folder: pathlib.Path) -> WarmStart:
+def imitation(values: Mapping[str, Any], config: str, folder: pathlib.Path) -> WarmStart:
+    """Returns the imitation before a training; `UserError` if its config is not valid."""
     demos = folder / "demos.jsonl"
     changes = {"data.demos": demos, "policy": values["policy"], "seed": values["seed"]}
     overrides = [f"--config.{key}={value}" for key, value in changes.items()]

@@ -12,6 +12,12 @@ from jax_ragrl.config.ranges import NotNegative
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import SEARCH, Call, Forest
 
+# The names of `costs_of`.
+COSTS = (
+    *("retrieval_calls", "tool_calls", "passages"),
+    *("llm_calls", "llm_prompt_tokens", "llm_completion_tokens"),
+    *("policy_calls", "policy_tokens", "peak_context", "rounds", "dollars"),
+)
 SIZES = ("calls", "prompt_tokens", "completion_tokens")
 
 

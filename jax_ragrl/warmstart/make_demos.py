@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.rollout.collect import Environment, collect
@@ -42,7 +43,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 from jax_ragrl.warmstart.demo_sources import DemoSource, demo_source
 from jax_ragrl.warmstart.demos import Demo
-from jax_ragrl.warmstart.labels.base import gold_titles, label_demos, labeler_of
+from jax_ragrl.warmstart.labels.base import Labeler, gold_titles, label_demos, labeler_of
 from jax_ragrl.warmstart.resumable import (
     ItemResults,
     OutputKind,
@@ -51,6 +52,7 @@ from jax_ragrl.warmstart.resumable import (
     run_resumable,
     unique_questions,
 )
+from jax_ragrl.warmstart.teachers.mmoa_rag import LABELS as HEURISTICS
 from jax_ragrl.warmstart.teachers.mmoa_rag import heuristic_demos
 
 LABELS = "labels"
@@ -143,26 +145,36 @@ def rollout_function(
     return results
 
 
-def label_function(
-    job: Job, parts: Components, writer: str, name: str, titles: Mapping[str, str]
-) -> DemoFunction:
-    """Returns the function that labels some questions of the system `name`.
+def find_labeler(job: Job, writer: str, name: str) -> Labeler | None:
+    """Returns the labeler of the system `name`; None for MMOA-RAG's heuristic.
 
-    `titles` are those of gold passages, see `gold_titles`. The writer is `labels`, or
-    `labels:answer` for another rule of MMOA-RAG's selection. A failed search, of which one serves
-    all the questions, is an error of each of them.
+    The writer is `labels`, or `labels:answer` for another rule of MMOA-RAG's selection.
 
     Raises:
       UserError: there are no labels for the system, or none of that kind.
     """
-    system, kind = innermost_system(job.recipe.system), writer.partition(":")[2]
-    is_heuristic = isinstance(system, MMOARAG)
-    if kind and not is_heuristic:
+    kind = writer.partition(":")[2]
+    if isinstance(innermost_system(job.recipe.system), MMOARAG):
+        one_of("label", kind or "both", HEURISTICS)
+        return None
+    if kind:
         raise UserError(
             f"--writer {writer} is for system mmoa_rag, and this config has another system: "
             "use --writer labels"
         )
-    labeler = None if is_heuristic else labeler_of(name)
+    return labeler_of(name)
+
+
+def label_function(
+    job: Job, parts: Components, writer: str, name: str, titles: Mapping[str, str]
+) -> DemoFunction:
+    """Returns the function that labels some questions of the system `name`, see `find_labeler`.
+
+    `titles` are those of gold passages, see `gold_titles`. A failed search, of which one serves
+    all the questions, is an error of each of them.
+    """
+    labeler = find_labeler(job, writer, name)
+    system, kind = innermost_system(job.recipe.system), writer.partition(":")[2]
     llm = None if isinstance(parts.llm, NoLLM) else parts.llm
 
     def demos(questions: Sequence[Question]) -> list[Demo]:

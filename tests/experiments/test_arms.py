@@ -28,6 +28,8 @@ from jax_ragrl.warmstart.make_demos import demo_settings
 from jax_ragrl.warmstart.unfinished import claim_folder
 
 TINY = str(pathlib.Path("configs/tiny/c3po.py").resolve())
+SFT = str(pathlib.Path("configs/tiny/sft_c3po.py").resolve())
+NO_LABELS = str(pathlib.Path("configs/tiny/tree_grpo.py").resolve())
 CHAIN = (
     "recipe.tree.width=1",
     "recipe.tree.router_forcing=sampled",
@@ -138,13 +140,13 @@ def test_an_arm_that_imitates_starts_from_what_it_learned(tmp_path, monkeypatch)
         return row(np.zeros(3))
 
     monkeypatch.setattr(arms, "train_and_evaluate", train_and_evaluate)
-    arm = Arm(TINY, warm_up="configs/tiny/warmup_opera.py", sft="sft.py", demos="labels")
+    arm = Arm(TINY, warm_up="configs/tiny/warmup_opera.py", sft=SFT, demos="labels")
     one = Experiment({"a": arm}, "a")
     run_cells(one, cells_of(one)[:1], tmp_path)
     warm, folder = tmp_path / "warmup_opera-s0", tmp_path / "a-t0-w0-s0"
     assert calls == [
         ("warm up", "configs/tiny/warmup_opera.py", 0, warm),
-        (str(warm / "checkpoint"), "sft.py", "labels", folder),
+        (str(warm / "checkpoint"), SFT, "labels", folder),
         str(folder / "imitation" / "checkpoint"),
     ]
     with pytest.raises(UserError, match="demos is 'me': use policy or labels"):
@@ -279,6 +281,43 @@ def test_warm_ups_of_equal_file_names_are_not_shared(tmp_path, stages_without_tr
     policies = [cell_values(both, Cell(x, 0, 0, 0), tmp_path)["policy"] for x in named]
     assert policies[0] == policies[2] == str(tmp_path / "warm_up-s0" / "checkpoint")
     assert policies[1] != policies[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"warm_up": "nope.py"}, "nope.py"),
+        ({"warm_up": TINY}, "stages"),
+        ({"sft": "nope.py"}, "nope.py"),
+        ({"sft": TINY}, "demos"),
+        ({"sft": SFT, "demos": "labels:answer"}, "labels:answer is for system mmoa_rag"),
+        ({"sft": SFT, "demos": "labels", "config": NO_LABELS}, "no rules for system"),
+    ],
+)
+def test_files_of_all_arms_are_read_before_the_first_training(
+    change, said, tmp_path, stages_without_training
+):
+    two = Experiment(
+        {"a": Arm(TINY), "b": Arm(**{"config": TINY, **change})}, "a", training_seeds=(0,)
+    )
+    with pytest.raises(UserError, match=said):
+        run_cells(two, cells_of(two), tmp_path)
+    assert not stages_without_training
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("f11", "no metric 'f11': use one of .*f1.*retrieval_calls"),
+        ("mistake=misraed", "use one of .*mistake=misread"),
+        ("training:los", "no metric 'training:los'"),
+        ("training:reward/mean", "b shares the training of another arm"),
+    ],
+)
+def test_metrics_of_an_experiment_are_checked_when_it_is_read(metric, said):
+    shared = {"a": Arm(TINY), "b": Arm(TINY, answer_with=("recipe.system.top_k=7",))}
+    with pytest.raises(UserError, match=said):
+        Experiment(shared, "a", metrics=("f1", metric))
 
 
 def test_the_cells_of_earlier_versions_keep_their_names():

@@ -10,7 +10,7 @@ import pytest
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.llm.base import MeteredReply
-from jax_ragrl.rollout.costs import Prices, costs_of, role_costs, step_costs
+from jax_ragrl.rollout.costs import COSTS, Prices, costs_of, role_costs, step_costs
 from jax_ragrl.rollout.rewards import answer_rewards, leaf_rewards, rewards_of
 from jax_ragrl.rollout.searches import search_turns, trajectory_measures
 from jax_ragrl.rollout.tree import SEARCH, Call, Record
@@ -46,6 +46,7 @@ def test_costs_have_the_longest_context_and_leave_out_calls_that_were_not_made()
 def test_prices_turn_counts_into_dollars():
     prices = Prices(2.0, 10.0, 0.005)
     (cost,) = costs_of(play(single(ULM)), prices)
+    assert {*cost} == {*COSTS}
     expected = 700 * 2e-6 + 30 * 1e-5 + 0.005
     assert cost["dollars"] == pytest.approx(expected)
     assert step_costs(play(single(ULM)), prices)["dollars"] == pytest.approx(expected)
