@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import Any, Protocol
 
 from jax_ragrl.config.shipped_configs import CONFIGS
@@ -55,7 +56,10 @@ def add_fields_option(sub: argparse.ArgumentParser) -> None:
 def parse_numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
     """The numbers of a comma-separated list."""
     try:
-        return [kind(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(text)
+        return numbers
     except ValueError:
         noun = "integers" if kind is int else "numbers"
         raise UserError(f"{text!r} is not a list of {noun}: separate {noun} with commas, such as "

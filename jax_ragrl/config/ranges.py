@@ -33,6 +33,7 @@ ASCENDING = "ascending"  # of a tuple: each number once, in order
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
+Seed = Annotated[int, Ge(0), Le(2**32 - 1)]  # Grain takes no other ones
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 NotPositive = Annotated[float, Le(0)]
@@ -57,5 +58,5 @@ def check_number(value: float, limits: Sequence[Any], where: str) -> None:
     # NaN is within no range, and infinity would be in each without an end.
     fits = math.isfinite(value) and all(compare(value, end) for compare, _, end in bounds)
     if not fits and value not in others:
-        words = [f"{name} {end:g}" for _, name, end in bounds] + [f"or {x:g}" for x in others]
+        words = [f"{name} {end:.10g}" for _, name, end in bounds] + [f"or {x:g}" for x in others]
         raise UserError(f"{where} is {value}: use {', '.join(['a finite number', *words])}")

@@ -34,7 +34,7 @@ def split_questions(
     Raises:
       UserError: these are no three shares, or one that is above 0 gets no question.
     """
-    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+    if len(shares) != 3 or min(shares) < 0 or not abs(sum(shares) - 1) <= 1e-6:
         raise UserError(
             f"the shares {','.join(map(str, shares))} are not those of train, dev and test, which "
             "are three and have the sum 1: give for example 0.7,0.1,0.2"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.config.ranges import Natural
+from jax_ragrl.config.ranges import Natural, Seed
 from jax_ragrl.config.schema import build
 from jax_ragrl.config.snapshot import load_saved_config, save_config
 from jax_ragrl.errors import UserError
@@ -112,9 +112,9 @@ class Experiment:
     arms: Mapping[str, Arm]
     baseline: str
     metrics: tuple[str, ...] = ("f1",)
-    training_seeds: tuple[int, ...] = (0, 1, 2)
-    world_seeds: tuple[int, ...] = (0,)
-    warm_start_seeds: tuple[int, ...] = (0,)
+    training_seeds: tuple[Seed, ...] = (0, 1, 2)
+    world_seeds: tuple[Seed, ...] = (0,)
+    warm_start_seeds: tuple[Seed, ...] = (0,)
     test_questions: Natural = 400
 
     def __post_init__(self) -> None:

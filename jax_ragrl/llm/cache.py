@@ -16,9 +16,11 @@ import pathlib
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any, TypeVar
 
 from jax_ragrl.errors import UserError, redacted
+from jax_ragrl.json_text import loads
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.runtime.servers import COUNTS
 
@@ -32,6 +34,7 @@ CREATE TABLE IF NOT EXISTS replies (
 """
 # Without the keys of their requests: they say what the file is, and no reply is found by them.
 SETTINGS = "CREATE TABLE IF NOT EXISTS settings (settings TEXT PRIMARY KEY) WITHOUT ROWID"
+ROWS = ((bytes, str, int, int), (bytes, str, NoneType, NoneType))  # types of a reply
 
 
 class ReplyCache:
@@ -98,8 +101,13 @@ def read_cache(file: pathlib.Path) -> tuple[list[tuple[Any, ...]], set[str]]:
         address = f"{file.absolute().as_uri()}?mode=ro"  # a wrong name creates no file
         with contextlib.closing(sqlite3.connect(address, WAIT, uri=True)) as database:
             settings = {text for (text,) in database.execute("SELECT settings FROM settings")}
-            return database.execute("SELECT * FROM replies ORDER BY key").fetchall(), settings
-    except sqlite3.Error as error:
+            rows = database.execute("SELECT * FROM replies ORDER BY key").fetchall()
+        if not all(tuple(map(type, row)) in ROWS for row in rows):
+            raise ValueError("a row is not a key, a text and two numbers")
+        if not all(isinstance(loads(text), dict) for text in settings):
+            raise ValueError("the settings of a model are no object")
+        return rows, settings
+    except (sqlite3.Error, TypeError, ValueError) as error:
         raise UserError(
             f"{file}: no replies can be read ({error}): give the {FILE} of a run or of a table, in "
             "a folder that can be written"

@@ -73,6 +73,9 @@ def read_replies(file: pathlib.Path) -> RecordedReplies:
                 raise ValueError(f"line {number} is another reply to the request {key}")
         if len(rows) != head.get("replies"):
             raise ValueError(f"it has {len(rows)} of {head.get('replies')} replies")
+        for each in head["settings"]:
+            if not isinstance(each, dict):
+                raise ValueError(f"{each!r} is no settings of a model")
         return RecordedReplies(rows, {_compact(each) for each in head["settings"]})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} holds no recorded replies ({error}): {REMEDY}") from error

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from jax_ragrl.config.ranges import Count, MeshSizes, Natural, Share
+from jax_ragrl.config.ranges import Count, MeshSizes, Natural, Seed, Share
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.chunks import Chunks
 from jax_ragrl.corpus.fields import check_fields
@@ -51,7 +51,7 @@ class WorldData:
         current facts.
     """
 
-    seed: Natural = 0
+    seed: Seed = 0
     size: Count = 240
     famous_fraction: Share = 0.3
     hops: tuple[Count, ...] = (1, 2, 3, 4)
@@ -266,7 +266,7 @@ class Job:
     attention: str = "auto"
     mesh: MeshSizes = ()
     train_forced: bool = True
-    seed: Natural = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         # Check now, not when a model is built: building the index before that may take hours.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jax_ragrl.config.ranges import Count, MeshSizes, Natural
+from jax_ragrl.config.ranges import Count, MeshSizes, Natural, Seed
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.formats.files import Record, field, read_records
 from jax_ragrl.errors import UserError
@@ -157,7 +157,7 @@ class WarmStart:
     mesh: MeshSizes = ()
     compute_dtype: str = "float32"
     remat: str = "none"
-    seed: Natural = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         check_one_step_per_batch(self.optimizer)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jax_ragrl.config.ranges import Count, Natural
+from jax_ragrl.config.ranges import Count, Natural, Seed
 from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.world import World
 from jax_ragrl.errors import UserError
@@ -106,7 +106,7 @@ class Finetune:
     packing: Layout = Layout()
     compute_dtype: str = "float32"
     remat: str = "none"
-    seed: Natural = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         one_of("config.examples", self.examples, EXAMPLES)

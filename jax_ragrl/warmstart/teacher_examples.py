@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 
-from jax_ragrl.config.ranges import Count, Natural
+from jax_ragrl.config.ranges import Count, Natural, Seed
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import RELATIONS, World, generate
 from jax_ragrl.credit.assign import reachable_leaves
@@ -68,7 +68,7 @@ class Stage:
     steps: Count
     teacher: Mapping[str, Any]
     passages_per_search: tuple[Count, ...]
-    first_world_seed: Natural
+    first_world_seed: Seed
     only_correct: bool = False
     questions_per_world: Count = 120
     known_facts_per_world: Natural = 80

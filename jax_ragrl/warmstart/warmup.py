@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jax_ragrl.config.ranges import Count, Lengths, Natural, NotNegative, Positive
+from jax_ragrl.config.ranges import Count, Lengths, Natural, NotNegative, Positive, Seed
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
@@ -74,13 +74,13 @@ class Warmup:
     learning_rate: Positive
     model: DecoderConfig | None = None
     policy: str = ""
-    seed: Natural = 0
+    seed: Seed = 0
     tokens_per_step: Count = 6144
     row_lengths: Lengths = (48, 80, 112, 144, 176, 224)
     prompt_loss_weight: NotNegative = 0.1
     log_every: Count = 50
     save_every: Natural = 50
-    known_world_seed: Natural = 0
+    known_world_seed: Seed = 0
 
 
 def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, WarmupTask]:

@@ -185,6 +185,11 @@ def test_a_number_below_the_least_is_refused(command, capsys):
     assert command.split()[-2] in capsys.readouterr().err
 
 
+def test_temperatures_are_finite_numbers(capsys):
+    args = ("warmup", "pool", "--out", "o", "--temperatures", "0.3,nan")
+    assert "'0.3,nan' is not a list of numbers" in error_line(capsys, *args)
+
+
 def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     bounds = (("kl/mean", -1.0, 1.0),)
     url = {"index.kind": "remote", "index.url": "http://localhost:8000"}

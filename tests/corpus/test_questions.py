@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 
 import pytest
 
@@ -164,7 +165,9 @@ def test_a_split_depends_on_ids_alone_and_divides_all_questions():
     assert not dev and not train & test, "copies stay together"
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.7, 0.2, 0.2), (1.1, -0.1, 0), (0.9, 0.05, 0.05)])
+@pytest.mark.parametrize(
+    "shares", [(math.nan, 0, 1), (0.5, 0.5), (0.7, 0.2, 0.2), (1.1, -0.1, 0), (0.9, 0.05, 0.05)]
+)
 def test_shares_that_cannot_be_are_refused(shares):
     with pytest.raises(UserError, match="0.7,0.1,0.2|leave none for test"):
         split_questions(QUESTIONS, shares)

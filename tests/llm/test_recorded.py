@@ -1,5 +1,6 @@
 """A run with a large frozen model is repeated from a file, without its server and at equal cost."""
 
+import contextlib
 import json
 import lzma
 import pathlib
@@ -152,6 +153,8 @@ def lines(*values: object) -> bytes:
         (lines(HEAD, ["00", "x", 1, "2"]), "line 2 is not a key"),
         (lines(HEAD, 3), "holds no recorded replies"),
         (lines(HEAD | {"settings": 3}, ["00", "x", 1, 2]), "holds no recorded replies"),
+        (lines(HEAD | {"settings": ["x"]}, ["00", "x", 1, 2]), "'x' is no settings of a model"),
+        (lines(HEAD | {"settings": "ab"}, ["00", "x", 1, 2]), "'a' is no settings of a model"),
         (lines(HEAD, ["00", "x", 1, 2], ["00", "y", 1, 2]), "line 3 is another reply to the requ"),
         (lzma.compress(lines(HEAD, ["00", "x", 1, 2]))[:-20], "damaged xz file"),
     ],
@@ -176,6 +179,26 @@ def test_a_cache_that_cannot_be_read_is_named_and_not_created(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "text"]
     with pytest.raises(UserError, match="does not exist"):
         offline(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        ("settings", ("{bad",)),
+        ("settings", ("[1]",)),
+        ("settings", (3,)),
+        ("replies", ("a key of text", "x", 1, 2)),
+        ("replies", (b"k", "x", 1, None)),
+        ("replies", (b"k", b"x", 1, 2)),
+    ],
+)
+def test_a_cache_with_rows_of_another_kind_is_refused(table, row, tmp_path):
+    cache = filled(tmp_path / "c", {"a": "1"})
+    with contextlib.closing(sqlite3.connect(cache, isolation_level=None)) as database:
+        database.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
+    with pytest.raises(UserError, match="c: no replies can be read.*give the llm_cache"):
+        record_replies([cache], tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_table_is_repeated_offline_with_equal_scores_and_costs(tmp_path, capsys):

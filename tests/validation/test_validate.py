@@ -81,6 +81,8 @@ CONFIG_ERRORS = [
     ({"shapes.prompt_lengths": "(128,64)"}, r"shapes\.prompt_lengths .*ascending"),
     ({"shapes.max_new_tokens": 4}, r"role \w+ may write .* shapes\.max_new_tokens is 4"),
     ({"mesh": "(0,1,1)"}, r"mesh\[0\] is 0"),
+    ({"seed": 2**32}, r"seed is 4294967296: use .*, at most 4294967295"),
+    ({"data.world.seed": 2**32}, r"data\.world\.seed is 4294967296"),
     ({"compute_dtype": "float8"}, r"compute_dtype is 'float8': use one of"),
     ({"index.kind": "remote"}, r"missing config key config\.index\.url"),
     ({"llm.kind": "opnai"}, r"llm\.kind is 'opnai': use one of"),
