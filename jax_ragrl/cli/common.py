@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pathlib
 from typing import Any, Protocol
 
+from jax_ragrl.config.schema import local
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.errors import UserError, printable
 
@@ -51,6 +53,14 @@ def add_fields_option(sub: argparse.ArgumentParser) -> None:
         "id, gold, text and title"
     )
     sub.add_argument("--fields", default="", metavar="FIELD=NAME[,...]", help=fields)
+
+
+def text_file(name: str) -> pathlib.Path:
+    """The path of a file that will be written as text; `UserError` for a compressed one's name."""
+    path = local(name)
+    if path.suffix.lower() in (".gz", ".bz2", ".xz", ".zst", ".zip"):
+        raise UserError(f"{path} is written uncompressed: give a name without {path.suffix}")
+    return path
 
 
 def parse_numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from jax_ragrl.cli.common import AddCommand, add_fields_option, parse_numbers, print_json
+from jax_ragrl.cli.common import AddCommand, add_fields_option, parse_numbers, print_json, text_file
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import build, local
 from jax_ragrl.corpus.data_path import data_path
@@ -46,7 +46,7 @@ def add_data(command: AddCommand) -> None:
     sub.add_argument("--instruct", action="store_true", help=instruct)
     add_fields_option(sub)
     out = "file of the new passages alone: index it with --corpus CORPUS,FILE"
-    sub.add_argument("--out", type=local, required=True, metavar="FILE", help=out)
+    sub.add_argument("--out", type=text_file, required=True, metavar="FILE", help=out)
     _add_index(command)
 
 
@@ -170,6 +170,8 @@ def run_poison(options: argparse.Namespace) -> None:
 def run_replies(options: argparse.Namespace) -> None:
     from jax_ragrl.llm.recorded import record_replies
 
+    if options.out.suffix != ".xz":
+        text_file(options.out)
     print(record_replies(options.caches, options.out))
 
 

@@ -7,7 +7,14 @@ import pathlib
 import warnings
 from typing import TYPE_CHECKING
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, print_json, show
+from jax_ragrl.cli.common import (
+    MODEL_FORMS,
+    AddCommand,
+    add_fields_option,
+    print_json,
+    show,
+    text_file,
+)
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path, set_name
@@ -111,7 +118,9 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_output_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--out", type=local, help="output file of the table (JSON), with --questions")
+    sub.add_argument(
+        "--out", type=text_file, help="output file of the table (JSON), with --questions"
+    )
     numbers = "print the table as JSON with all numbers, with --questions"
     sub.add_argument("--json", action="store_true", help=numbers)
     runs = (

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jax_ragrl.cli.common import AddCommand, show
+from jax_ragrl.cli.common import AddCommand, add_fields_option, show, text_file
 from jax_ragrl.cli.serving import add_serving_options, serving_settings
 from jax_ragrl.config.arguments import CONFIG_HELP, positive
 from jax_ragrl.config.schema import local
@@ -45,10 +45,11 @@ def add_search(command: AddCommand) -> None:
     sub.add_argument("--queries", type=local, metavar="FILE", help="file with one query per line")
     questions = "question file in any known format, whose texts are the queries"
     sub.add_argument("--questions", type=data_path, metavar="FILE", help=questions)
+    add_fields_option(sub)
     sub.add_argument("--k", type=positive, default=5, help="passages per query")
     sub.add_argument("--json", action="store_true", help="print one JSON object per query")
     run = "write a TREC run file instead of printing passages"
-    sub.add_argument("--run", dest="run_file", type=local, metavar="FILE", help=run)
+    sub.add_argument("--run", dest="run_file", type=text_file, metavar="FILE", help=run)
     sub.add_argument("--tag", default="ragrl", help="run name that the file of --run holds")
     sub.epilog = f"{CONFIG_HELP} Give INDEX_FOLDER and QUERY next to each other."
 
@@ -118,9 +119,11 @@ def _queries(options: argparse.Namespace) -> list[tuple[str, str]]:
     if options.query is not None:
         return [("1", options.query)]
     if options.questions:
+        from jax_ragrl.corpus.fields import parse_fields
         from jax_ragrl.corpus.mixture import load_unique
 
-        return [(question.id, question.text) for question in load_unique(options.questions)]
+        questions = load_unique(options.questions, parse_fields(options.fields))
+        return [(question.id, question.text) for question in questions]
     from jax_ragrl.corpus.formats.files import read_lines
 
     if lines := [(str(number), line.strip()) for number, line in read_lines(options.queries)]:

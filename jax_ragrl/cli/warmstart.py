@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from jax_ragrl.cli.common import CONFIGS, MODEL_FORMS, AddCommand, parse_numbers, print_json
+from jax_ragrl.cli.common import (
+    CONFIGS,
+    MODEL_FORMS,
+    AddCommand,
+    parse_numbers,
+    print_json,
+    text_file,
+)
 from jax_ragrl.config.arguments import natural, positive
 from jax_ragrl.config.schema import local
 from jax_ragrl.run.overrides import load_config
@@ -27,7 +34,7 @@ def add_warmup(command: AddCommand) -> None:
 
 def _add_demo_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--out", type=local, required=True, help="output file for data.demos (resumable)"
+        "--out", type=text_file, required=True, help="output file for data.demos (resumable)"
     )
     # `labels` uses rules instead of a model, from gold passages and answers.
     writers = (
@@ -49,7 +56,10 @@ def _add_demo_options(sub: argparse.ArgumentParser) -> None:
 
 def _add_pool_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--out", type=local, required=True, help="output file for recipe.expert_pool (resumable)"
+        "--out",
+        type=text_file,
+        required=True,
+        help="output file for recipe.expert_pool (resumable)",
     )
     sub.add_argument(
         "--writer",

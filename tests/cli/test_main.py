@@ -185,8 +185,23 @@ def test_a_number_below_the_least_is_refused(command, capsys):
     assert command.split()[-2] in capsys.readouterr().err
 
 
-def test_temperatures_are_finite_numbers(capsys):
-    args = ("warmup", "pool", "--out", "o", "--temperatures", "0.3,nan")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replies c --out x.gz",
+        "data poison --corpus c --questions q --out x.jsonl.gz",
+        "data search i --questions q --run x.xz",
+        "warmup demos --writer labels --out x.zst",
+        "warmup pool --out x.bz2",
+        "evaluate --questions q --out x.gz",
+    ],
+)
+def test_text_is_written_under_no_name_of_a_compressed_file(command, capsys):
+    assert "is written uncompressed: give a name without ." in error_line(capsys, *command.split())
+
+
+def test_temperatures_are_finite_numbers(tmp_path, capsys):
+    args = ("warmup", "pool", "--out", str(tmp_path / "o"), "--temperatures", "0.3,nan")
     assert "'0.3,nan' is not a list of numbers" in error_line(capsys, *args)
 
 

@@ -46,6 +46,15 @@ def test_text_has_rank_score_id_title_and_a_marked_snippet(folder, capsys):
     assert "**" in first and "**" in second
 
 
+def test_questions_may_have_fields_of_ones_own(folder, tmp_path, capsys):
+    file = tmp_path / "ask.csv"
+    file.write_text("frage,antwort\nwho,x\n")
+    command = ["data", "search", f"{folder}/index", "--questions", str(file), "--json"]
+    assert main(command) == 2 and "--fields question=NAME" in capsys.readouterr().err
+    assert main([*command, "--fields", "question=frage,answer=antwort"]) == 0
+    assert json.loads(capsys.readouterr().out)["query"] == "who"
+
+
 def test_a_run_file_has_no_two_rankings_of_one_id(folder, tmp_path, capsys):
     file, run = tmp_path / "dup.jsonl", tmp_path / "a.trec"
     rows = ({"id": "1", "question": text, "answer": "a"} for text in ("who", "where"))
