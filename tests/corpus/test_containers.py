@@ -96,7 +96,7 @@ HUB = [
     ("nq_open", BOOLQ, {"answers": ("yes",)}),
     ("popqa", POPQA, {"id": "7", "answers": ("Danube", "Donau"), "kind": "r"}),
     ("ambignq", AMBIG, {"answers": ("a", "b", "c", "d"), "kind": "singleAnswer+multipleQAs"}),
-    ("verl", VERL, {"id": "3", "answers": ("a", "b"), "text": "Answer: q?"}),
+    ("verl", VERL, {"id": "x/3", "answers": ("a", "b"), "text": "Answer: q?"}),
 ]
 
 

@@ -188,6 +188,16 @@ def test_a_published_format_with_gold_of_ones_own(tmp_path, row):
     assert formats.load_questions(tmp_path / "saved.jsonl")[0].gold == ("p1",)
 
 
+def test_a_merged_file_of_search_r1_has_one_id_per_question(tmp_path):
+    """Its published training file repeats `train_0` of Natural Questions and of HotpotQA."""
+    more = {"golden_answers": ["x"], "prompt": [], "reward_model": {}}
+    rows = [
+        {"id": "train_0", "question": f"{s}?", "data_source": s, **more} for s in ("nq", "hpqa")
+    ]
+    found = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))
+    assert [question.id for question in found] == ["nq/train_0", "hpqa/train_0"]
+
+
 def test_flashrags_questions_may_have_another_name_for_their_id(tmp_path):
     rows = [{"qid": "a7", "question": "q?", "golden_answers": ["x"]}]
     assert formats.load_questions(write(tmp_path / "x", rows, "jsonl"))[0].id == "a7"

@@ -52,6 +52,12 @@ def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return unique(titles) if is_list else ()
 
 
+def id_in_source(record: Record, key: str) -> str:
+    """Returns an id with the set of its record, if it names one: a merged file repeats ids."""
+    source = optional_text(record, "data_source")
+    return f"{source}/{key}" if source else key
+
+
 def read_question(record: Record, number: int) -> Question:
     """Reads a question; without an id, the id is the position."""
     # The field may be missing, null, or an empty cell.
@@ -62,7 +68,7 @@ def read_question(record: Record, number: int) -> Question:
     key = next((name for name in NAMES["questions"]["id"] if name in record.fields), "id")
     hops = len(_fact_titles(metadata)) if metadata.get("hops") is None else metadata["hops"]
     return Question(
-        id=optional_text(record, key, str(number)),
+        id=id_in_source(record, optional_text(record, key, str(number))),
         text=question_text(record, "question"),
         answers=answers(record, "golden_answers"),
         gold=unique(texts(own, names[0])) if names else _fact_titles(metadata),

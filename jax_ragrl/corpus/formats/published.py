@@ -24,6 +24,7 @@ from jax_ragrl.corpus.formats.files import (
     texts,
     unique,
 )
+from jax_ragrl.corpus.formats.flashrag import id_in_source
 from jax_ragrl.corpus.formats.look import look
 from jax_ragrl.corpus.formats.own import own_fields, read_own_questions
 from jax_ragrl.corpus.formats.qrels import read_qrels
@@ -352,8 +353,9 @@ def verl(record: Record, number: int) -> Question:
         if not users:
             raise UserError(f"{record.place}: field 'prompt' has no user message: add the question")
         asked = question_text(users[-1], "content")  # earlier user messages may be examples
+    index = optional_text(extra, "index", str(number))
     return Question(
-        id=optional_text(record, "id", optional_text(extra, "index", str(number))),
+        id=id_in_source(record, optional_text(record, "id", index)),
         text=asked,
         answers=correct,
         metadata=others(record, "id", "prompt", "reward_model"),
