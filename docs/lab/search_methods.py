@@ -1,13 +1,14 @@
-"""Three methods of 2026 for search agents against GRPO, at equal generated tokens.
+"""Methods for search agents against GRPO, at equal generated tokens.
 
-    ragrl warmup tiny --config=configs/tiny/warmup_auto_rag.py:search_r1 --out=runs/warm-search_r1
     PYTHONPATH=docs/lab ragrl experiment run docs/lab/search_methods.py --out runs/methods
 
-  CalibAdv  Wu et al. 2026, 2604.18235: a credit, see `calibrated_advantage.py`.
-  LLDS      Deng et al. 2025, 2512.04220: a term of the loss, with the gate and the weight of the
-            published code (`verl/workers/actor/dp_actor.py`, `train_grpo_nqhot.sh`).
-  C3        Chen et al. 2026, 2603.06859: alternatives in one state, each continued by the frozen
-            policy, compared by leave one out. Here all turns of a tree have two.
+  CalibAdv   Wu et al. 2026, 2604.18235: a credit, see `calibrated_advantage.py`.
+  LLDS       Deng et al. 2025, 2512.04220: a term of the loss, with the gate and the weight of the
+             published code (`verl/workers/actor/dp_actor.py`, `train_grpo_nqhot.sh`).
+  C3         Chen et al. 2026, 2603.06859: alternatives in one state, each continued by the frozen
+             policy, compared by leave one out. Here all turns of a tree have two.
+  Tree-GRPO  Ji et al. 2025, with the published numbers of trees and branches.
+  unsure     trees of the same size that branch where the policy was unsure, compared like C3.
 
 All are Search-R1 of `configs/tiny/search_r1.py` from one warm start. LLDS is meant for runs that
 collapse: GRPO with it and without is also trained at five times the rate (`fast`).
@@ -93,14 +94,12 @@ def get_config(name: str = "") -> ConfigDict:
         "LLDS": ("objective.loss=search_methods:likelihood_preserving_loss",),
         "C3": ("objective.advantage=leave_one_out",),
         "Tree-GRPO": (),
-        "Tree-GRPO, siblings": ("credit=siblings", "objective.advantage=leave_one_out"),
         "unsure": ("objective.advantage=leave_one_out",),
     }
     own |= {f"{name}, fast": (*own[name], "optimizer.policy_lr=2e-3") for name in ("GRPO", "LLDS")}
     ends = (f"run.token_budget={TOKENS}", "run.steps=100", "run.dev_questions=0")
     arms = {name: {"config": SEARCH_R1, "overrides": (*ends, *own[name])} for name in own}
-    files = {"C3": "c3", "Tree-GRPO": "trees", "Tree-GRPO, siblings": "trees", "unsure": "unsure"}
-    for name, file in files.items():
+    for name, file in {"C3": "c3", "Tree-GRPO": "trees", "unsure": "unsure"}.items():
         arms[name]["config"] = f"docs/lab/search_methods.py:{file}"
     arms["before"] = {"config": SEARCH_R1, "overrides": ("run.steps=0",)}
     for arm in arms.values():

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_centred
+from jax_ragrl.experiments.arms import load_experiment
+from jax_ragrl.losses.policy import clipped_policy_loss
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Record, build_forest
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
@@ -178,3 +180,27 @@ def test_pooled_audits_compare_the_worth_of_rules_by_decision(tmp_path, run):
     assert right["worth"] == [100, 100, 100] and right["agreement"] == [1, 1, 1]
     assert right["over"][0] == pytest.approx(100 - wrong["worth"][0], abs=0.01)
     assert right["over"][1] > 0 and wrong["over"] == [0, 0, 0]
+
+
+def test_a_turn_that_pays_and_became_less_likely_is_pulled_back(monkeypatch):
+    """LLDS by hand: of four turns, two tokens each, one has a term beside PPO's loss."""
+    monkeypatch.syspath_prepend(LAB)
+    loss = runpy.run_path(str(LAB / "search_methods.py"))["likelihood_preserving_loss"]
+    logp = np.array([[-1.5, -0.9], [-1.5, -0.4], [-1.5, -0.9], [-1.5, -0.9]], np.float32)
+    old, mask = np.full_like(logp, -1.0), np.ones(logp.shape, bool)
+    gap = np.repeat((logp - old).mean(1, keepdims=True), 2, 1)
+    # Less likely: turns 0, 2 and 3. The last one is not trained, the third one has a loss.
+    advantage = np.repeat(np.array([[1.0], [1.0], [-1.0], [1.0]], np.float32), 2, 1)
+    mask[3] = False
+    own = loss(logp, old, advantage, mask, gap) - clipped_policy_loss(logp, old, advantage, mask)
+    expected = np.zeros_like(logp)
+    expected[0, 0] = 0.2 * 0.5  # its second token is more likely than before
+    np.testing.assert_allclose(own, expected, atol=1e-6)
+
+
+def test_the_methods_of_2026_are_configs(monkeypatch):
+    monkeypatch.syspath_prepend(LAB)
+    for arm in load_experiment(LAB / "search_methods.py").arms.values():
+        overrides = [f"--config.{change}" for change in arm.overrides]
+        job = load_job(load_config(pathlib.Path(arm.config), overrides))
+        assert job.credit and job.recipe.system.kind == "search_r1"
