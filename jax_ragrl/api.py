@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import local
 from jax_ragrl.config.snapshot import load_saved_config
-from jax_ragrl.corpus.mixture import check_ids
+from jax_ragrl.corpus.formats import check_ids
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever

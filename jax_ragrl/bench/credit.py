@@ -317,16 +317,20 @@ class Auditor(NamedTuple):
     seed: int
     scored: Callable[[Forest], Forest] = lambda forest: forest
 
+    def check_own_rules(self, question: Question) -> None:
+        """Raises `UserError` for one's own rule that returns no credits for a whole rollout."""
+        own = [rule for rule in self.rules if ":" in rule.name]
+        for shape in {rule.shape.name: rule.shape for rule in own}.values():
+            whole, reward_N = self._roll_out(shape, [question])
+            for rule in own:
+                if rule.shape == shape and whole.records:
+                    self._assign(rule, whole, reward_N)
+
     def rows(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
         """Audits one decision per question; returns a record for `table` of each.
 
         Where the environment failed in any of its rollouts, it holds the first `error` alone.
         """
-        # One's own rule that returns no credits is found before the replay, which takes long.
-        for rule in (rule for rule in self.rules if ":" in rule.name):
-            whole, reward_N = self._roll_out(rule.shape, questions[:1])
-            if whole.records:
-                self._assign(rule, whole, reward_N)
         own = [dataclasses.replace(q, id=f"{q.id} first") for q in questions]
         forest = collect(self.recipe.system, single_chain, own, self.environment, seed=self.seed)
         decisions = [decision_of(self.recipe, forest, i, self.seed) for i in range(len(own))]
@@ -533,6 +537,8 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
     done = {row["question"] for row in read_rows(file)}
     rest = [question for question in chosen if question.id not in done]
     failed = []
+    if rest:  # before the replay, which takes long
+        auditor.check_own_rules(rest[0])
     with progress("audit", "decision", len(chosen), initial=len(chosen) - len(rest)) as bar:
         for i in range(0, len(rest), BLOCK):
             for row in auditor.rows(rest[i : i + BLOCK]):

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats import has_passages, load_questions
-from jax_ragrl.corpus.mixture import load_unique
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.corpus.reading import load_corpus
@@ -160,7 +159,7 @@ def _has_gold(path: pathlib.Path) -> bool:
 def open_set(data: DataSet, workdir: pathlib.Path, limit: int = 0) -> GoldSet:
     """Reads the first `limit` questions of a set that name gold (0: all), and its corpus."""
     assert data.corpus is not None, "parse_set sets it"
-    questions = [question for question in load_unique(data.questions) if question.gold]
+    questions = [question for question in load_questions(data.questions) if question.gold]
     if not questions:
         raise UserError(f"{data.questions} names no gold passages: give another question file")
     corpus = load_corpus(data.corpus, folder=workdir / "passages" / data.name)

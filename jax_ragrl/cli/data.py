@@ -132,11 +132,10 @@ def run_world(options: argparse.Namespace) -> None:
 
 def run_split(options: argparse.Namespace) -> None:
     from jax_ragrl.corpus.fields import parse_fields
-    from jax_ragrl.corpus.formats import save_questions
-    from jax_ragrl.corpus.mixture import load_unique
+    from jax_ragrl.corpus.formats import load_questions, save_questions
     from jax_ragrl.corpus.questions import split_questions
 
-    questions = load_unique(options.questions, parse_fields(options.fields))
+    questions = load_questions(options.questions, fields=parse_fields(options.fields))
     parts = split_questions(questions, parse_numbers(options.shares, float))
     files = {split: options.out / f"{split}.jsonl" for split, part in parts.items() if part}
     # One of them may be the file that is divided.
@@ -151,8 +150,7 @@ def run_split(options: argparse.Namespace) -> None:
 
 def run_poison(options: argparse.Namespace) -> None:
     from jax_ragrl.corpus.fields import parse_fields
-    from jax_ragrl.corpus.formats import iter_passages
-    from jax_ragrl.corpus.mixture import load_unique
+    from jax_ragrl.corpus.formats import iter_passages, load_questions
     from jax_ragrl.corpus.passages import Corpus, save_corpus
     from jax_ragrl.corpus.poison import misleading_passages
 
@@ -160,7 +158,7 @@ def run_poison(options: argparse.Namespace) -> None:
     if options.out.exists():
         raise UserError(f"{options.out} exists: give another file with --out, or remove it")
     fields = parse_fields(options.fields)
-    questions = load_unique(options.questions, fields)
+    questions = load_questions(options.questions, fields=fields)
     passages = iter_passages(options.corpus, fields)
     added = misleading_passages(questions, passages, options.share, instruct=options.instruct)
     save_corpus(Corpus(added), options.out)

@@ -120,9 +120,9 @@ def _queries(options: argparse.Namespace) -> list[tuple[str, str]]:
         return [("1", options.query)]
     if options.questions:
         from jax_ragrl.corpus.fields import parse_fields
-        from jax_ragrl.corpus.mixture import load_unique
+        from jax_ragrl.corpus.formats import load_questions
 
-        questions = load_unique(options.questions, parse_fields(options.fields))
+        questions = load_questions(options.questions, fields=parse_fields(options.fields))
         return [(question.id, question.text) for question in questions]
     from jax_ragrl.corpus.formats.files import read_lines
 

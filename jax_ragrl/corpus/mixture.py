@@ -15,34 +15,15 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
 
-def check_ids(questions: Sequence[Question], source: object) -> None:
-    """Raises `UserError` if different questions of a `source` share an id; copies may."""
-    texts: dict[str, str] = {}
-    for question in questions:
-        if (text := texts.setdefault(question.id, question.text)) != question.text:
-            raise UserError(
-                f"{source}: two questions have the id {question.id!r}, {text!r} and "
-                f"{question.text!r}: make the ids unique, or list the original files separately "
-                "(data.files.train=A,B), which does so"
-            )
-
-
-def load_unique(path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS) -> list[Question]:
-    """Reads the questions of a file as `load_questions`; also refuses what `check_ids` does."""
-    questions = load_questions(path, fields=fields)
-    check_ids(questions, path)
-    return questions
-
-
 def load_answered(
     path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS
 ) -> list[Question]:
-    """Reads the questions of a file, all of which have an answer, see `load_unique`.
+    """Reads the questions of a file, all of which have an answer, see `load_questions`.
 
     Raises:
-      UserError: as `load_unique`, and if a question has no answer: every reply would score 0.
+      UserError: as `load_questions`, and if a question has no answer: every reply would score 0.
     """
-    questions = load_unique(path, fields)
+    questions = load_questions(path, fields=fields)
     # Blanks normalize to an empty answer, which no useful reply matches.
     unanswered = [n for n, q in enumerate(questions) if not any(map(str.strip, q.answers))]
     if unanswered:

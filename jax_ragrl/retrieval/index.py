@@ -29,8 +29,8 @@ from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS, Chunks, Units
 from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.fields import NO_FIELDS
+from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
-from jax_ragrl.corpus.mixture import load_unique
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import AS_IS, Reading, load_corpus, source_of
 from jax_ragrl.corpus.store import StoredPassages
@@ -347,7 +347,7 @@ def with_gold(
         if qrels is not None:
             raise UserError(f"--qrels {qrels} needs the questions that it judges: give --questions")
         return []
-    questions = load_unique(path, fields)
+    questions = load_questions(path, fields=fields)
     if qrels is not None:
         return questions_with_gold(questions, qrels)
     gold = [question for question in questions if question.gold]

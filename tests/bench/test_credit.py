@@ -259,7 +259,7 @@ def test_a_rule_of_ones_own_is_audited_beside_the_forced_actions_of_the_recipe()
 def test_a_rule_that_returns_no_credits_is_refused_before_the_replay(name):
     own = auditor((f"tests.bench.test_credit:{name}",))
     with pytest.raises(UserError, match=rf"--rules: .*:{name} returned .*return a tuple of two"):
-        own.rows([Question("q0", "?", ("x",))])
+        own.check_own_rules(Question("q0", "?", ("x",)))
     assert own.environment.retriever.calls == 1  # for whole rollouts of one question
 
 

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from jax_ragrl.corpus.mixture import load_answered, load_mixture, load_unique
+from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.mixture import load_answered, load_mixture
 from jax_ragrl.corpus.questions import QuestionStream, sample_in_order, split_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
@@ -97,7 +98,7 @@ def test_different_questions_of_one_id_are_refused(ids, tmp_path):
     rows = [{"id": i, "question": t, "answer": ["a"]} for i, t in zip(ids, "bc", strict=True)]
     file = tmp_path / "q.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for load in (load_unique, load_answered, lambda path: load_mixture(str(path))):
+    for load in (load_questions, load_answered, lambda path: load_mixture(str(path))):
         with pytest.raises(UserError, match=f"q.jsonl: .*the id {ids[1]!r}, 'b' and 'c': make the"):
             load(file)
     file.write_text("".join(json.dumps(rows[1]) + "\n" for _ in range(2)))

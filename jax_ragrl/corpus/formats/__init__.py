@@ -8,7 +8,7 @@ usual names of fields, see `own`.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jax_ragrl.corpus.fields import NAMES, NO_FIELDS, check_fields
@@ -155,18 +155,31 @@ def _load(
     return [], read_own_passages(files, own)
 
 
+def check_ids(questions: Sequence[Question], source: object) -> None:
+    """Raises `UserError` if different questions of a `source` share an id; copies may."""
+    texts: dict[str, str] = {}
+    for question in questions:
+        if (text := texts.setdefault(question.id, question.text)) != question.text:
+            raise UserError(
+                f"{source}: two questions have the id {question.id!r}, {text!r} and "
+                f"{question.text!r}: make the ids unique, or list the original files separately "
+                "(data.files.train=A,B), which does so"
+            )
+
+
 def load_questions(
     path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS
 ) -> list[Question]:
     """Reads the questions of files (`look.data_files`); `fields` as in `own.own_fields`.
 
     Raises:
-      UserError: no questions, unknown format, malformed JSON or a missing field; the message
-        names file and line.
+      UserError: no questions, unknown format, malformed JSON or a missing field, where the message
+        names file and line; or different questions of one id.
     """
     questions, _ = _load(path, "questions", fields)
     if not questions:
         raise UserError(f"{path} holds no questions: give a file with at least one")
+    check_ids(questions, path)
     return questions
 
 
