@@ -1,22 +1,33 @@
 """The scripts of docs/lab run on the smallest work; no test asserts a duration."""
 
+import importlib
 import json
 import pathlib
 import runpy
 import sys
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jax_ragrl.corpus.world import generate
 from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.experiments.arms import load_experiment
+from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.losses.policy import clipped_policy_loss
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Record, build_forest
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.jsonl import write_rows
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.systems.mao_arag import MAOARAG, Costs
+from jax_ragrl.types import LLMRequest, Passage, Question
+from jax_ragrl.warmstart.teacher_examples import build_world_retriever
+from jax_ragrl.warmstart.teachers.base import TeacherSampler
+from jax_ragrl.warmstart.teachers.mao_arag import Teacher
+from tests.tiny import tokenizer
 
 LAB = pathlib.Path(__file__).parents[2] / "docs" / "lab"
 VECTORS = ("--count=2000", "--dimension=16", "--queries=100", "--repeats=1")
@@ -198,9 +209,55 @@ def test_a_turn_that_pays_and_became_less_likely_is_pulled_back(monkeypatch):
     np.testing.assert_allclose(own, expected, atol=1e-6)
 
 
-def test_the_methods_of_2026_are_configs(monkeypatch):
+@pytest.mark.parametrize("name, style", [("search_methods", "coda"), ("jade", "mao_arag")])
+def test_the_methods_of_2026_are_configs(monkeypatch, name, style):
     monkeypatch.syspath_prepend(LAB)
-    for arm in load_experiment(LAB / "search_methods.py").arms.values():
+    for arm in load_experiment(LAB / f"{name}.py").arms.values():
         overrides = [f"--config.{change}" for change in arm.overrides]
         job = load_job(load_config(pathlib.Path(arm.config), overrides))
-        assert job.credit and job.recipe.system.kind == "search_r1"
+        assert job.credit and job.recipe.system.style == f"{style}_tiny"
+
+
+def test_executors_that_repeat_the_reader_are_those_of_mao_arag_and_all_pay_for_costs(monkeypatch):
+    monkeypatch.syspath_prepend(LAB)
+    jade, world = importlib.import_module("jade"), generate(0, 60)
+    reader, wrote = WorldExecutors(world, style="mao_arag_tiny"), Counter()
+
+    class Script(Teacher):
+        def write(self, role, messages, history, rng):
+            if role in ("planner", "sub_planner"):
+                return super().write(role, messages, history, rng)
+            (reply,) = reader.complete([LLMRequest(role, messages)])
+            wrote[role, messages[-1].content, reply] += 1
+            return reply
+
+    questions, inner = world.questions["test"][:40], MAOARAG("mao_arag_tiny", top_k=4)
+    sampler = TeacherSampler(Script(), tokenizer())
+    environment = Environment(sampler, build_world_retriever(world), reader)
+    forests = [collect(x, single_chain, questions, environment) for x in (jade.JADE(inner), inner)]
+    calls = [call for leaf in forests[1].leaves() for call in leaf.calls if call.is_of_llm]
+    assert wrote == Counter((call.purpose, call.request, call.reply) for call in calls)
+    for own, other in zip(*(forest.leaves() for forest in forests), strict=True):
+        assert (own.answer, own.finish_reason) == (other.answer, other.finish_reason)
+        assert own.state.strategy == other.state.strategy
+        found = [call.passages for call in other.calls if call.purpose == SEARCH]
+        assert [call.passages for call in own.calls] == found
+    # The leaf has the costs of the rollout, so that every action pays for them.
+    forest, hops = forests[0], [q.hops - (q.hops == 1) for q in questions]
+    free_N, paid_N = (
+        jade.reward(forest, Costs(alpha, retrieval_weight=2.0)) for alpha in (0.0, 0.3)
+    )
+    waits = [
+        min(3, n if q.kind == "chain" else n // 2) for n, q in zip(hops, questions, strict=True)
+    ]
+    costs = [
+        0.1 * n + 0.2 * min(3, len(x.calls)) for n, x in zip(waits, forest.leaves(), strict=True)
+    ]
+    leaves = np.flatnonzero(forest.leaf_N)
+    by_question = leaves[np.argsort(forest.question_N[leaves])]
+    np.testing.assert_allclose((free_N - paid_N)[by_question], costs, atol=1e-6)
+    assert len({*costs}) > 3 and not paid_N[~forest.leaf_N].any()
+    for role, text in {"decompose_serial": "1. a?\n2. a?", "select": "all", "answer": " "}.items():
+        node = next(n for n, record in enumerate(forest.records) if record.role == role)
+        forest.records[node].parsed = jade.parse_reply(role, text)
+        assert jade.reward(forest, Costs())[node] == -2
