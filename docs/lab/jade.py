@@ -134,8 +134,9 @@ def write_demos(file: pathlib.Path, worlds: Sequence[int]) -> None:
 def get_config() -> ConfigDict:
     start = """system=jade policy=runs/jade/warm/checkpoint recipe.system.reply_tokens=72
         shapes.prompt_lengths=(80,160,224) shapes.max_new_tokens=72 packing.row_lengths=(112,256)
+        optimizer.schedule=constant optimizer.warmup_fraction=0 optimizer.policy_lr=4e-4
         run.dev_questions=0""".split()
-    ends = ["run.steps=14", "run.token_budget=28000"]
+    ends = ["run.steps=100", "run.token_budget=24000"]
     only = "schedule.phases=({'steps':1,'roles':('planner','sub_planner')},)"
     own = {"JADE": ends, "planner": [*ends, only], "before": ["run.steps=0"]}
     file = "configs/tiny/mao_arag.py"
