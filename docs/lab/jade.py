@@ -11,7 +11,7 @@ them all on the outcome; the numbers are the published code's (`verl/trainer/ppo
   R_i = F1 - alpha min(turns - 1, 3) / 3 - beta min(searches, 3) / 3 - 2 [action i is malformed]
 
 Turns - 1 is the number of parts of QDS, 1 for QDP, else 0. All actions pay for both costs, and
-tokens are free. The code has alpha = beta = 0 (here 0.1), and the exact match for yes-no questions.
+tokens are free. As in the code, alpha = beta = 0; it has the exact match for yes-no questions.
 As in `MAOARAG`, a malformed plan is written again, earlier answers are filled in for references,
 and replies have no tags. The warm start imitates readers, and a planner that mostly searches once;
 the arm `planner` is MAO-ARAG with the executors of the warm start.
@@ -135,7 +135,7 @@ def get_config() -> ConfigDict:
     start = """system=jade policy=runs/jade/warm/checkpoint recipe.system.reply_tokens=72
         shapes.prompt_lengths=(80,160,224) shapes.max_new_tokens=72 packing.row_lengths=(112,256)
         optimizer.schedule=constant optimizer.warmup_fraction=0 optimizer.policy_lr=4e-4
-        run.dev_questions=0""".split()
+        run.dev_questions=0 recipe.costs.alpha=0 data.world.hops=(1,2)""".split()
     ends = ["run.steps=100", "run.token_budget=24000"]
     only = "schedule.phases=({'steps':1,'roles':('planner','sub_planner')},)"
     own = {"JADE": ends, "planner": [*ends, only], "before": ["run.steps=0"]}

@@ -142,6 +142,22 @@ def test_the_gain_of_information_is_the_change_of_the_probability_of_the_gold_an
     np.testing.assert_allclose(reward_N, [0.5 - 0.2, 0.6 - 0.5, 1.0, 0.0], rtol=1e-6)
 
 
+def test_a_turn_of_m_ask_earns_what_it_adds_to_the_answer():
+    """Two turns and the end; the second note is malformed."""
+    module = runpy.run_path(str(LAB / "m_ask.py"))
+    roles = (module["SEARCHER"], module["SUMMARIZER"], module["ANSWERER"]) * 2
+    texts = ("q", "n", "x", "r", "", "x y", "end")
+    records = [
+        Record(n - 1, 0, role, n + 1, (0,) * (n + 1), parsed=module["parse"](text))
+        for n, (role, text) in enumerate(zip((*roles, roles[0]), texts, strict=True))
+    ]
+    records.append(Record(6, 0, LEAF, 8, (0,) * 8, answer="x y"))
+    forest = build_forest([Question("q", "Who?", ("x y",))], records)
+    third = np.float32(1 / 3)
+    expected = [2 * third, 2 * third, 2 * third, third, third - 1, 1, 0, 0]
+    np.testing.assert_allclose(module["turn_rewards"](forest), expected, rtol=1e-6)
+
+
 def test_calibrated_advantages_spare_turns_that_found_what_a_right_rollout_found():
     """Four rollouts, of which the first is right; the third has no answer."""
     module = runpy.run_path(str(LAB / "calibrated_advantage.py"))
@@ -209,7 +225,9 @@ def test_a_turn_that_pays_and_became_less_likely_is_pulled_back(monkeypatch):
     np.testing.assert_allclose(own, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name, style", [("search_methods", "coda"), ("jade", "mao_arag")])
+@pytest.mark.parametrize(
+    "name, style", [("search_methods", "coda"), ("jade", "mao_arag"), ("m_ask", "opera")]
+)
 def test_the_methods_of_2026_are_configs(monkeypatch, name, style):
     monkeypatch.syspath_prepend(LAB)
     for arm in load_experiment(LAB / f"{name}.py").arms.values():
