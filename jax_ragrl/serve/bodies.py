@@ -91,11 +91,11 @@ def parse_answer_request(body: dict[str, Any], limit: int) -> tuple[list[str], b
 
 
 def parse_flag(body: dict[str, Any], name: str) -> bool:
-    """Validates a field that is true or false; false if it is absent."""
-    flag = body.get(name, False)
-    if not isinstance(flag, bool):
+    """Validates a field that is true or false; false if it is absent or null."""
+    flag = body.get(name)
+    if not isinstance(flag, bool | None):
         raise HTTPException(400, f"{name} is {excerpt(flag)}: give true or false")
-    return flag
+    return bool(flag)
 
 
 def parse_search_request(
@@ -105,6 +105,10 @@ def parse_search_request(
 
     A query may be any text: the queries of a policy are never refused.
     """
+    # Another name of `topk` would be left out, and the reply have a wrong number of passages.
+    if body.keys() - {"queries", "topk", "return_scores"}:
+        remedy = "give queries, and optionally topk and return_scores"
+        raise HTTPException(400, f"the request has the fields {excerpt(sorted(body))}: {remedy}")
     queries, k = body.get("queries"), body.get("topk")
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise HTTPException(400, f"queries is {excerpt(queries)}: give a list of texts")

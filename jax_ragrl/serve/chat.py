@@ -15,7 +15,7 @@ from jax_ragrl.serve.replies import Answer
 
 def parse_chat_request(body: dict[str, Any]) -> tuple[str, bool, bool]:
     """The last user message, whether events are wanted, and numbers of tokens among them."""
-    stream = body.get("stream") is not None and parse_flag(body, "stream")
+    stream = parse_flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and not (isinstance(options, dict) and stream):
         message = f"stream_options is {excerpt(options)}: give an object, and stream as true"

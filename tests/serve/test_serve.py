@@ -258,6 +258,7 @@ USER = {"role": "user", "content": "q"}
         ("/retrieve", {"queries": ["q"], "topk": True}, 400, "topk is true"),
         ("/retrieve", {"queries": ["q"], "topk": MAX_TOP_K + 1}, 400, "from 1 to"),
         ("/retrieve", {"queries": ["q"], "return_scores": 1}, 400, "return_scores is 1"),
+        ("/retrieve", {"queries": ["q"], "top_k": 1}, 400, "optionally topk"),
         ("/nowhere", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
@@ -285,6 +286,10 @@ def test_search_returns_documents_with_optional_scores(http: TestClient):
     result = http.post("/retrieve", json=body | {"return_scores": True}).json()["result"]
     assert result == [[{"document": d, "score": 1.0} for d in documents]] * 2
     assert http.post("/retrieve", json={"queries": []}).json() == {"result": []}
+    nothing = {"topk": None, "return_scores": None}  # typed clients send what is not set as null
+    assert (
+        http.post("/retrieve", json=body | nothing | {"topk": 3}).json()["result"][0] == documents
+    )
     default = http.post("/retrieve", json={"queries": ["a"]}).json()  # the top_k of the system
     assert default == {"result": [documents[:2]]}
 
