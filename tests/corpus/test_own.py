@@ -65,6 +65,23 @@ def test_names_of_questions_leave_a_published_corpus_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "row", "name"),
+    [
+        ("questions", {"question": "q?", "answer": "a", "Key": "k"}, "id"),
+        ("questions", {"question": "q?", "answer": "a", "id": "k", "gold": ["p1"]}, "gold"),
+        ("passages", {"text": "w", "docno": "k"}, "id"),
+        ("passages", {"text": "w", "title": "T"}, "title"),
+    ],
+)
+def test_a_given_name_that_the_first_record_lacks_is_reported(tmp_path, content, row, name):
+    path = write(tmp_path / "x", [row], "jsonl")
+    load = formats.load_questions if content == "questions" else formats.iter_passages
+    with pytest.warns(UserWarning, match=f"of {content} without {name}=typo: .* no such field"):
+        list(load(path, fields={name: "typo", "text": "text"}))
+    list(load(path, fields={name: [*row][-1].lower()}))  # does not warn
+
+
+@pytest.mark.parametrize(
     ("cell", "answers"),
     [
         ('["Clontarf", "Dublin"]', ("Clontarf", "Dublin")),

@@ -8,6 +8,7 @@ usual names of fields, see `own`.
 from __future__ import annotations
 
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -147,6 +148,16 @@ def _load(
     files = data_files(path)
     file_look = look(files)
     name = _detect(path, file_look, content, fields)
+    # No error, because one mapping may describe questions and passages, and several files.
+    known = {field.lower().strip() for field in file_look.fields} | file_look.fields
+    if unused := [
+        f"{n}={fields[n]}" for n in NAMES[content] if fields.get(n, "") not in {"", *known}
+    ]:
+        warnings.warn(
+            f"{path} is read as {name} of {content} without {', '.join(unused)}: its first record "
+            f"has no such field, only {', '.join(sorted(file_look.fields)[:12])}",
+            stacklevel=2,
+        )
     if name in FORMATS:
         return FORMATS[name].read(files)
     own = own_fields(content, file_look.fields, fields)
