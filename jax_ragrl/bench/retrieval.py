@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.corpus.formats import has_passages, load_questions
+from jax_ragrl.corpus.fields import NO_FIELDS
+from jax_ragrl.corpus.formats import detect, has_passages, load_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import fingerprint
-from jax_ragrl.corpus.reading import load_corpus
+from jax_ragrl.corpus.reading import Reading, load_corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluation.suite import DataSet, parse_data
 from jax_ragrl.retrieval.base import Retriever
@@ -63,6 +64,7 @@ COLUMNS = {
 TITLE = "Gold passages among the hits, with the text of the question as the query"
 Row = Mapping[str, Any]
 Retrievers = Mapping[str, Mapping[str, Any]]
+Fields = Mapping[str, str]  # names of fields in the files, see `corpus.formats.own`
 
 
 class GoldSet(NamedTuple):
@@ -103,27 +105,27 @@ def sections(
     return result
 
 
-def parse_set(text: str) -> list[DataSet]:
+def parse_set(text: str, fields: Fields = NO_FIELDS) -> list[DataSet]:
     """Parses `[NAME=]QUESTIONS@CORPUS`, or a folder of sets."""
     data = parse_data(text)
     if data.corpus is not None:
         return [data]
     if data.questions.is_dir() and "=" not in text:
-        return sets_in(data.questions)
+        return sets_in(data.questions, fields)
     # The questions of some formats come with their passages.
-    if has_passages(data.questions):
+    if has_passages(data.questions, fields):
         return [data._replace(corpus=data.questions)]
     raise UserError(f"{text} names no corpus: give [NAME=]QUESTIONS@CORPUS, or a folder of sets")
 
 
-def sets_in(folder: pathlib.Path) -> list[DataSet]:
+def sets_in(folder: pathlib.Path, fields: Fields = NO_FIELDS) -> list[DataSet]:
     """Returns the sets of a folder: itself in BEIR's layout, or one per subfolder with gold.
 
     In a subfolder, the corpus is the largest file with "corpus" in its name, and the questions are
     the first file of the others, in alphabetical order, that holds questions with gold passages.
     """
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
-    sets = [_set_in(path) for path in (subfolders if not _is_beir(folder) else [folder])]
+    sets = [_set_in(path, fields) for path in (subfolders if not _is_beir(folder) else [folder])]
     if not any(sets):
         raise UserError(
             f"{folder} has no subfolder with a file named 'corpus' and questions that name gold "
@@ -136,33 +138,38 @@ def _is_beir(folder: pathlib.Path) -> bool:
     return any((folder / f"queries.jsonl{end}").is_file() for end in ("", ".gz"))
 
 
-def _set_in(folder: pathlib.Path) -> DataSet | None:
+def _set_in(folder: pathlib.Path, fields: Fields) -> DataSet | None:
     name = folder.resolve().name
     if _is_beir(folder):
         return DataSet(name, folder, folder)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     corpora = [path for path in files if "corpus" in path.name]
-    questions = next((x for x in files if corpora and x not in corpora and _has_gold(x)), None)
+    others = [path for path in files if corpora and path not in corpora]
+    questions = next((path for path in others if _has_gold(path, fields)), None)
     if questions is None:
         return None
     return DataSet(name, questions, max(corpora, key=lambda path: path.stat().st_size))
 
 
-def _has_gold(path: pathlib.Path) -> bool:
-    """Whether a file holds questions that name gold passages; files of another form do not."""
+def _has_gold(path: pathlib.Path, fields: Fields) -> bool:
+    """Whether a file holds questions that name gold passages; `UserError` if they are faulty."""
     try:
-        return any(question.gold for question in load_questions(path))
-    except UserError:
+        detect(path, "questions", fields)
+    except UserError:  # a file of another form
         return False
+    return any(question.gold for question in load_questions(path, fields))
 
 
-def open_set(data: DataSet, workdir: pathlib.Path, limit: int = 0) -> GoldSet:
+def open_set(
+    data: DataSet, workdir: pathlib.Path, limit: int = 0, fields: Fields = NO_FIELDS
+) -> GoldSet:
     """Reads the first `limit` questions of a set that name gold (0: all), and its corpus."""
     assert data.corpus is not None, "parse_set sets it"
-    questions = [question for question in load_questions(data.questions) if question.gold]
+    questions = [question for question in load_questions(data.questions, fields) if question.gold]
     if not questions:
         raise UserError(f"{data.questions} names no gold passages: give another question file")
-    corpus = load_corpus(data.corpus, folder=workdir / "passages" / data.name)
+    folder = workdir / "passages" / data.name
+    corpus = load_corpus(data.corpus, folder=folder, reading=Reading(fields))
     return GoldSet(data.name, corpus, questions[: limit or None])
 
 
@@ -172,6 +179,7 @@ def bench_retrieval(
     workdir: pathlib.Path,
     limit: int = 0,
     llm: str = "",
+    fields: Fields = NO_FIELDS,
 ) -> list[Row]:
     """Measures each retriever, of `sections`, on each set.
 
@@ -191,7 +199,7 @@ def bench_retrieval(
     filter_rows(file, lambda row: "error" not in row)
     with progress("measure", "cell", len(sets) * len(retrievers)) as bar:
         for data in sets:
-            gold_set = open_set(data, workdir, limit)
+            gold_set = open_set(data, workdir, limit, fields)
             missing = report_missing_gold(gold_set.questions, gold_set.corpus)
             for name, section in retrievers.items():
                 bar.describe(f"{data.name} {name}")

@@ -11,7 +11,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax_ragrl.cli.common import DEFAULT_CONFIG, MODEL_FORMS, AddCommand, parse_numbers
+from jax_ragrl.cli.common import (
+    DEFAULT_CONFIG,
+    MODEL_FORMS,
+    AddCommand,
+    add_fields_option,
+    parse_numbers,
+)
 from jax_ragrl.config.arguments import natural, positive
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
@@ -67,6 +73,7 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
     )
     form = "[NAME=]QUESTIONS@CORPUS|FOLDER"
     kind.add_argument("--data", nargs="+", required=True, metavar=form, help=data)
+    add_fields_option(kind)
     names = "comma-separated: hashed, bm25, minilm, hybrid, hybrid+rerank"
     kind.add_argument("--retrievers", default="hashed,bm25,minilm,hybrid", help=names)
     reranker = "reranker of hybrid+rerank: name or folder of a cross-encoder, or llm (listwise)"
@@ -179,15 +186,18 @@ def measure_sample(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure_retrieval(options: argparse.Namespace) -> dict[str, Any] | str:
     from jax_ragrl.bench import retrieval
+    from jax_ragrl.corpus.fields import parse_fields
 
-    sets = [data for text in options.data for data in retrieval.parse_set(text)]
+    fields = parse_fields(options.fields)
+    sets = [data for text in options.data for data in retrieval.parse_set(text, fields)]
     names = options.retrievers.split(",")
     retrievers = retrieval.sections(names, options.reranker, options.llm, options.candidates)
-    rows = retrieval.bench_retrieval(sets, retrievers, options.workdir, options.limit, options.llm)
+    settings = (options.workdir, options.limit, options.llm, fields)
+    rows = retrieval.bench_retrieval(sets, retrievers, *settings)
     # Tables are published: absolute folders mean nothing on another machine.
     data = [re.sub(r"(?<![^=@:])/[^@:]*/", "", text.rstrip("/")) for text in options.data]
     words = ["ragrl bench retrieval --data", *data, "--retrievers", options.retrievers]
-    for name in ("reranker", "llm", "candidates", "limit"):
+    for name in ("fields", "reranker", "llm", "candidates", "limit"):
         if value := getattr(options, name):
             words += [f"--{name}", str(value)]
     table = retrieval.table(rows, " ".join(words))

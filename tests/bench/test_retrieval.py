@@ -130,6 +130,22 @@ def test_sets_are_recognized_in_folders(folder, tmp_path):
     assert [(d.name, d.corpus) for d in sets_in(tmp_path)] == [("scifact", beir)]
 
 
+def test_names_of_fields_are_taken_and_faulty_questions_are_no_missing_ones(tmp_path, capsys):
+    (tmp_path / "s").mkdir()
+    rows = [{"ask": f"where is {x}?", "gold": [x], "id": "same"} for x in "ab"]
+    corpus = [{"id": x, "text": f"{x} is here"} for x in "ab"]
+    for name, lines in {"corpus": corpus, "test": rows}.items():
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / "s" / f"{name}.jsonl").write_text(text)
+    options = ["--retrievers", "bm25", "--fields", "question=ask"]
+    assert bench(tmp_path, tmp_path, *options) == 2
+    assert "two questions have the id 'same'" in capsys.readouterr().err
+    (tmp_path / "s" / "test.jsonl").write_text(f"{json.dumps(rows[0])}\n")
+    assert bench(tmp_path, tmp_path, *options, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["cells"]["Questions"] == 1 and "--fields question=ask" in row["command"]
+
+
 def test_the_samples_are_sets_with_gold(shared_data):
     names = [data.name for data in sets_in(shared_data)]
     assert set(names) >= {"2wikimultihopqa", "hotpotqa", "multihop_rag", "musique", "nq"}
