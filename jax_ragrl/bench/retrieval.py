@@ -27,6 +27,7 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.kinds import LISTWISE
 from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
+from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.retrievers import retriever_from
@@ -191,7 +192,7 @@ def bench_retrieval(
     names = [data.name for data in sets]
     if repeated_names := [name for name in names if names.count(name) > 1]:
         raise UserError(f"two sets are called {repeated_names[0]!r}: name them, NAME=...")
-    workdir.mkdir(parents=True, exist_ok=True)
+    lock_folder(workdir)
     file = workdir / "rows.jsonl"
     rows: list[Row] = []
     load = functools.cache(lambda: load_llm(parse_llm(llm), None, "", Shapes())) if llm else None

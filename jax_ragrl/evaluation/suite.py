@@ -46,6 +46,7 @@ from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.rollout.costs import FREE
 from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.index import load_retriever, server_retriever
+from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.run.short_names import parse_index
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.progress import progress
@@ -100,6 +101,7 @@ def evaluate_suite(
       The table in Markdown, and whether any cell has scores.
     """
     names, sets = select_systems(settings), with_corpora(settings, sets)
+    lock_folder(workdir)
     cells = load_cells(workdir / "rows.jsonl")
     # Failed cells may have been caused by the settings, so a table without scores accepts others.
     save_config(workdir / "table.json", _fixed_settings(settings, encoder), renew=not cells)

@@ -33,8 +33,10 @@ sys.stdin.read()
         (["data", "index", "--corpus=DEMOS", "--kind=bm25"], "lock_folder"),
         (["warmup", "demos", f"--config={TINY / 'mmoa_rag.py'}", "--writer=labels"], "lock_output"),
         (["warmup", "pool", f"--config={TINY / 'opera.py'}"], "lock_output"),
+        (["evaluate", "--systems=direct", "--data=DEMOS@DEMOS"], "lock_folder"),
+        (["bench", "retrieval", "--retrievers=bm25", "--data=DEMOS@DEMOS"], "lock_folder"),
     ],
-    ids=["warmup", "sft on passages", "sft on demonstrations", "index", "demos", "pool"],
+    ids=lambda x: " ".join(x[:2]) if isinstance(x, list) else "",
 )
 def test_one_process_at_a_time_writes_results(command, lock, tmp_path, capsys):
     demos, out = tmp_path / "demos.jsonl", tmp_path / "results" / "out"
@@ -50,10 +52,11 @@ def test_one_process_at_a_time_writes_results(command, lock, tmp_path, capsys):
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
         before = sorted(out.parent.rglob("*"))
-        code = main([*arguments, f"--out={out}"])
+        place = "--out" if command[0] in ("data", "warmup") else "--workdir"
+        code = main([*arguments, f"{place}={out}"])
     lines = capsys.readouterr().err.splitlines()
     assert code == 2 and len(lines) == 1, lines
     assert f"{out} is in use by process {holder.pid}" in lines[0]
-    assert "another --out" in lines[0]
+    assert f"another {place}" in lines[0]
     # Nothing of the other process was touched.
     assert sorted(out.parent.rglob("*")) == before
