@@ -13,6 +13,7 @@ import pathlib
 import re
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -260,17 +261,25 @@ def _evaluate_cell(name: str, opened: OpenSet | dict[str, Any], models: TableMod
         if name in LEARNERS:
             facts["train"] = fingerprint(context.train)
         if name.startswith(RUN):
-            facts["checkpoint"] = _checkpoint_step(name)
+            facts |= _checkpoint_of(name)
     except Exception as error:  # any error: the other cells must not be lost
         return error_row(error)
     row = evaluate_row(name, context, models, questions)
     return {**facts, "seconds": round(time.perf_counter() - start, 2), **row}
 
 
-def _checkpoint_step(name: str) -> int:
+def _checkpoint_of(name: str) -> dict[str, int]:
+    """The step of the checkpoint of a run, and a checksum: a folder may hold a new run."""
     run = parse_run(name.removeprefix(RUN))
-    # A run in training deletes older checkpoints, whose cells stay valid.
-    return int(run.name) if run.name.isdecimal() else run.open()[1]
+    try:
+        checkpoints, step = run.open()
+    except UserError:
+        if not run.name.isdecimal():
+            raise
+        # A run in training deletes older checkpoints, whose cells stay valid.
+        return {"checkpoint": int(run.name)}
+    sums = json.dumps(checkpoints.meta(step).get("checksums"), sort_keys=True)
+    return {"checkpoint": step, "weights": zlib.crc32(sums.encode())}
 
 
 def _drop_outdated(
@@ -278,11 +287,16 @@ def _drop_outdated(
 ) -> None:
     """Removes the cells of runs that have another checkpoint now, with a line on stderr."""
     for key in [(data.name, name) for name in names]:
-        before = cells.get(key, {}).get("checkpoint")
-        if before is None or before == (now := _checkpoint_step(key[1])):
+        cell = cells.get(key, {})
+        if "checkpoint" not in cell:
             continue
+        now = _checkpoint_of(key[1])
+        if all(cell.get(name, value) == value for name, value in now.items()):
+            continue
+        before, step = cell["checkpoint"], now["checkpoint"]
         line = f"ragrl: {key[1]} is evaluated on {data.name} again: the table has its step {before}"
-        print(f"{line}, and the checkpoint is now that of step {now}", file=sys.stderr)
+        other = "another one of that step" if before == step else f"that of step {step}"
+        print(f"{line}, and the checkpoint is now {other}", file=sys.stderr)
         del cells[key]
         filter_rows(file, lambda row: (row["data"], row["system"]) in cells)
 

@@ -195,16 +195,26 @@ def test_cells_of_other_questions_are_refused(table_of, sets, capsys):
     assert "cells of 's' with other questions than one.jsonl" in message and "NAME=FILE" in message
 
 
-def test_a_run_that_was_trained_further_is_evaluated_again(table_of, sets, capsys, monkeypatch):
+def test_a_run_with_another_checkpoint_is_evaluated_again(table_of, sets, capsys, monkeypatch):
     save_config(sets / "run" / "config.json", load_config(CONFIGS / "tiny" / "c3po.py", []))
-    steps = [1]
-    monkeypatch.setattr(RunCheckpoint, "open", lambda run: (None, steps[-1]))
+    sums = {1: 7}  # by step
+
+    def open_run(run):
+        step = int(run.name) if run.name.isdecimal() else max(sums)
+        if step not in sums:
+            raise UserError("a run in training deletes older checkpoints")
+        return types.SimpleNamespace(meta=lambda step: {"checksums": {"w": sums[step]}}), step
+
+    monkeypatch.setattr(RunCheckpoint, "open", open_run)
     args = ["s=one.jsonl@corpus.jsonl", "--systems", "direct", "--run", "run", "run@1"]
     assert table_of(*args) == 0
-    steps.append(2)
-    capsys.readouterr()
-    assert table_of(*args) == 0
-    assert capsys.readouterr().err.count("run:run is evaluated on s again") == 1
+    # Trained further, and then once more from the start in the same folder.
+    for step_sums, now in (({2: 8}, "that of step 2"), ({2: 9}, "another one of that step")):
+        sums = step_sums
+        capsys.readouterr()
+        assert table_of(*args) == 0
+        (line,) = [x for x in capsys.readouterr().err.splitlines() if "evaluated on s again" in x]
+        assert line.startswith("ragrl: run:run is") and line.endswith(now)
     rows = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
     checkpoints = {row["system"]: row.get("checkpoint") for row in rows}
     assert checkpoints == {"direct": None, "run:run@1": 1, "run:run": 2}
