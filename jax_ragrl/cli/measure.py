@@ -18,7 +18,7 @@ from jax_ragrl.cli.common import (
     add_fields_option,
     parse_numbers,
 )
-from jax_ragrl.config.arguments import natural, positive
+from jax_ragrl.config.arguments import amount, natural, positive
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.overrides import load_config
@@ -56,7 +56,7 @@ def _add_credit_options(kind: argparse.ArgumentParser) -> None:
     questions = "training questions, each of which has one decision"
     kind.add_argument("--questions", type=positive, default=48, help=questions)
     error = "largest standard error of the replayed difference between two actions, in rewards"
-    kind.add_argument("--error", type=float, default=0.05, help=error)
+    kind.add_argument("--error", type=amount, default=0.05, help=error)
     repeats = "repetitions of the rollouts of a rule after each action"
     kind.add_argument("--repeats", type=positive, default=4, help=repeats)
     kind.add_argument("--group", type=positive, default=4, help="rollouts in a group of chains")

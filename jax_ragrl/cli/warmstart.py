@@ -12,7 +12,7 @@ from jax_ragrl.cli.common import (
     print_json,
     text_file,
 )
-from jax_ragrl.config.arguments import natural, positive
+from jax_ragrl.config.arguments import amount, natural, positive
 from jax_ragrl.config.schema import local
 from jax_ragrl.run.overrides import load_config
 
@@ -50,7 +50,7 @@ def _add_demo_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--limit", type=natural, default=0, help=FIRST_QUESTIONS)
     sub.add_argument("--samples", type=positive, default=1, help="rollouts per question")
     sub.add_argument(
-        "--temperature", type=float, help="sampling temperature (default: that of each role)"
+        "--temperature", type=amount, help="sampling temperature (default: that of each role)"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 CONFIG_HELP = (
     "--config=FILE[:ARGUMENT] selects the configuration; --config.a.b=VALUE overrides a key of it."
 )
@@ -18,5 +20,12 @@ def natural(text: str) -> int:
 def positive(text: str) -> int:
     """Parses an integer of at least 1; argparse reports any other text."""
     if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def amount(text: str) -> float:
+    """Parses a finite number of at least 0; argparse reports any other text."""
+    if not 0 <= (number := float(text)) < math.inf:
         raise ValueError(text)
     return number

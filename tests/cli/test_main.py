@@ -200,9 +200,21 @@ def test_text_is_written_under_no_name_of_a_compressed_file(command, capsys):
     assert "is written uncompressed: give a name without ." in error_line(capsys, *command.split())
 
 
-def test_temperatures_are_finite_numbers(tmp_path, capsys):
-    args = ("warmup", "pool", "--out", str(tmp_path / "o"), "--temperatures", "0.3,nan")
-    assert "'0.3,nan' is not a list of numbers" in error_line(capsys, *args)
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("warmup pool --out o --temperatures 0.3,nan", "'0.3,nan' is not a list of numbers"),
+        ("warmup demos --out o --writer labels --temperature nan", "invalid amount value: 'nan'"),
+        ("bench credit --error inf", "invalid amount value: 'inf'"),
+        ("bench credit --error -1", "invalid amount value: '-1'"),
+    ],
+)
+def test_temperatures_and_errors_are_finite_numbers(command, message, capsys):
+    try:
+        assert main(command.split()) == 2
+    except SystemExit as error:  # argparse
+        assert error.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
