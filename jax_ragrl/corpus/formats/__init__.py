@@ -111,7 +111,8 @@ def _detect(
         return f"own_{content}"
     mains = {"questions": "question=NAME,answer=NAME", "passages": "text=NAME"}
     mend = f", or name its fields with --fields {mains[content]}"
-    mend = mend if file_look.shape in SHAPES else ""
+    one_object = ", or write each record on a line of its own, or all in one JSON list"
+    mend = mend if file_look.shape in SHAPES else one_object * (file_look.shape == "object")
     (other,) = {*BOTH} - {content}
     present = {name: field for name, field in fields.items() if field in file_look.fields}
     if not fitting and _is_own(file_look, other, present):
