@@ -1,22 +1,28 @@
-"""What a run was begun with, in its work folder: versions, questions, corpora and indexes."""
+"""What a run was begun with, in its work folder: versions, data, indexes, bases of adapters."""
 
 from __future__ import annotations
 
 import pathlib
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
+from jax_ragrl.models.safetensors_io import locate
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.recall import corpus_fingerprints, report_gold, trained_builds
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.models import initial_models, policy_folder
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import all_gather_object, is_process_zero, on_process_zero
 from jax_ragrl.runtime.revision import versions
 from jax_ragrl.types import Question
 
 VERSIONS = "versions.json"
+BASES = "bases.json"
+BLOCKS, BLOCK = 64, 1 << 16  # of a file of weights, and bytes per block, that identify it
 DECISIONS = "decisions.jsonl"  # of an audit of credit, see `bench.credit`
 COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
 
@@ -122,6 +128,32 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
     remedy = "give the former data.files.corpus, or another folder"
     now = corpus_fingerprints(retriever)
     return _claim(workdir / "corpus.json", now, "the corpus", remedy)
+
+
+def claim_bases(job: Job, workdir: pathlib.Path, *, is_reader: bool = False) -> None:
+    """Records the weights below the adapters of a run, which its checkpoints lack.
+
+    `UserError` if the adapters in `workdir` were trained on others: a folder may be written again,
+    and a branch on the Hub may move, under an unchanged config. A reader records nothing.
+    """
+    if job.lora is None or (is_reader and not (workdir / BASES).exists()):
+        return
+    models = initial_models(job).items()
+    now = [f"{name} {_checksum(policy_folder(model))}" for name, model in models]
+    remedy = "restore the weights in config.policy (config.policies), or train in another folder"
+    _claim(workdir / BASES, now, "the weights below its adapters", remedy)
+
+
+def _checksum(folder: pathlib.Path) -> str:
+    """A checksum of blocks from all parts of a model's files; training changes every part."""
+    crc = 0
+    for file in sorted({*locate(folder).values()}):
+        size = file.stat().st_size
+        with file.open("rb") as data:
+            for start in range(0, size, max(BLOCK, size // BLOCKS)):
+                data.seek(start)
+                crc = zlib.crc32(data.read(BLOCK), crc)
+    return f"{crc:08x}"
 
 
 def _claim(file: pathlib.Path, now: list[str], what: str, remedy: str) -> bool:

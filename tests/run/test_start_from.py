@@ -7,9 +7,14 @@ import pytest
 
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.build import build_components
+from jax_ragrl.run.checkpoint_name import RunCheckpoint
+from jax_ragrl.run.claims import BASES
+from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.start_from import check_adapters, start_policies
-from tests.training.test_outage import small_run, small_values
+from jax_ragrl.training import loop
+from tests.training.test_outage import ROLL_OUT, roll_out_nothing, small_run, small_values
 
 LORA = {"rank": 2, "alpha": 4.0, "targets": ("q_proj", "v_proj")}
 
@@ -50,3 +55,26 @@ def test_another_name_of_the_base_or_another_base_without_adapters_is_accepted(
     check_adapters(load_job(whole | {"policy": "tiny"}), load_job(whole))
     with pytest.raises(UserError, match="config.policy is tiny"):
         check_adapters(load_job(values(tmp_path, policy="tiny")), load_job(values(tmp_path)))
+
+
+def test_adapters_are_put_only_on_the_weights_that_they_were_trained_on(tmp_path, monkeypatch):
+    """The folder of their base may be written again, as by another warm start."""
+    small_run(tmp_path, steps=1)
+    job, run = load_job(values(tmp_path)), RunCheckpoint(tmp_path / "run")
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
+    monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
+    parts = build_components(job, run.folder)
+    loop.train(job, parts, run.folder)
+    trained_policies(job, parts.policies, run)
+    (weights,) = (tmp_path / "policy").glob("*.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for use in (
+        lambda: trained_policies(job, parts.policies, run),
+        lambda: loop.train(job, parts, run.folder),
+    ):
+        with pytest.raises(UserError, match=r"begun with the weights below .*restore the weights"):
+            use()
+    (run.folder / BASES).unlink()  # as in a run of an earlier version
+    trained_policies(job, parts.policies, run)
+    assert not (run.folder / BASES).exists()
