@@ -91,6 +91,9 @@ def test_a_run_without_steps_answers_with_its_untrained_policies(tmp_path):
     run = rag.train(config, tmp_path / "run")
     question = run.questions["dev"][0].text
     assert rag.ask(run, question).transcript.startswith(question)
+    for text in (" ", "Who \udcff is?"):  # a byte of a command line in Latin-1
+        with pytest.raises(rag.UserError, match="is blank or no Unicode"):
+            rag.ask(run, text)
 
 
 def test_the_minimal_example_trains(capsys):

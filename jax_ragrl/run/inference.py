@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.state import restored_decoders
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.rollout.collect import Environment, collect
@@ -64,8 +65,11 @@ def roll_out_texts(system: System, environment: Environment, texts: Sequence[str
     """Rolls out each distinct text once, in order.
 
     The text is the id of its question, so its seed does not depend on the batch. Duplicates are
-    removed, because a repeated id would get a new seed.
+    removed, because a repeated id would get a new seed. `UserError` if one is no text to answer.
     """
+    # A command line that is not UTF-8 becomes halves of surrogate pairs, which have no tokens.
+    if faulty := [x for x in texts if not x.strip() or x != x.encode(errors="replace").decode()]:
+        raise UserError(f"the question {faulty[0]!r} is blank or no Unicode: give a text in UTF-8")
     questions = [Question(text, text, ()) for text in dict.fromkeys(texts)]
     return collect(system, single_chain, questions, environment)
 
