@@ -40,6 +40,7 @@ from jax_ragrl.evaluation.table import (
     select_systems,
     with_differences,
 )
+from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.kinds import BM25Index, parse_local_index
@@ -48,7 +49,9 @@ from jax_ragrl.rollout.costs import FREE
 from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.index import load_retriever, server_retriever
 from jax_ragrl.run.lock import lock_folder
-from jax_ragrl.run.short_names import parse_index
+from jax_ragrl.run.models import policy_folder
+from jax_ragrl.run.short_names import SERVER, parse_index
+from jax_ragrl.run.world_folder import READER
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.text.metrics import METRIC_NAMES
@@ -139,6 +142,13 @@ def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
         "limit_seed": settings.limit_seed,
         "examples": settings.policy_examples and [str(settings.policy_examples), settings.shots],
         "prices": settings.prices != FREE and dataclasses.asdict(settings.prices),
+    }
+    models = {name: getattr(settings, name) for name in ("policy", "llm", "judge")}
+    # A folder may be written again under the same name.
+    optional["weights"] = {
+        name: weights_checksum(policy_folder(text))
+        for name, text in models.items()
+        if text and not text.startswith((SERVER, READER))
     }
     return values | {name: value for name, value in optional.items() if value}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from jax_ragrl.json_text import read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+BLOCKS, BLOCK = 64, 1 << 16  # of a file, and bytes per block, that a checksum reads
 _DTYPE_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -98,6 +100,18 @@ def locate(folder: Path) -> dict[str, Path]:
         f"{folder} has neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
         "(convert a pytorch_model.bin with Transformers' save_pretrained)"
     )
+
+
+def weights_checksum(folder: Path) -> str:
+    """A checksum of blocks from all parts of a checkpoint folder; training changes every part."""
+    crc = 0
+    for file in sorted({*locate(folder).values()}):
+        size = file.stat().st_size
+        with file.open("rb") as data:
+            for start in range(0, size, max(BLOCK, size // BLOCKS)):
+                data.seek(start)
+                crc = zlib.crc32(data.read(BLOCK), crc)
+    return f"{crc:08x}"
 
 
 def weight_map_of(index: Path) -> dict[str, str]:

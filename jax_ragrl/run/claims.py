@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
-from jax_ragrl.models.safetensors_io import locate
+from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.recall import corpus_fingerprints, report_gold, trained_builds
 from jax_ragrl.run.config import Job
@@ -22,7 +21,6 @@ from jax_ragrl.types import Question
 
 VERSIONS = "versions.json"
 BASES = "bases.json"
-BLOCKS, BLOCK = 64, 1 << 16  # of a file of weights, and bytes per block, that identify it
 DECISIONS = "decisions.jsonl"  # of an audit of credit, see `bench.credit`
 COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
 
@@ -139,21 +137,9 @@ def claim_bases(job: Job, workdir: pathlib.Path, *, is_reader: bool = False) -> 
     if job.lora is None or (is_reader and not (workdir / BASES).exists()):
         return
     models = initial_models(job).items()
-    now = [f"{name} {_checksum(policy_folder(model))}" for name, model in models]
+    now = [f"{name} {weights_checksum(policy_folder(model))}" for name, model in models]
     remedy = "restore the weights in config.policy (config.policies), or train in another folder"
     _claim(workdir / BASES, now, "the weights below its adapters", remedy)
-
-
-def _checksum(folder: pathlib.Path) -> str:
-    """A checksum of blocks from all parts of a model's files; training changes every part."""
-    crc = 0
-    for file in sorted({*locate(folder).values()}):
-        size = file.stat().st_size
-        with file.open("rb") as data:
-            for start in range(0, size, max(BLOCK, size // BLOCKS)):
-                data.seek(start)
-                crc = zlib.crc32(data.read(BLOCK), crc)
-    return f"{crc:08x}"
 
 
 def _claim(file: pathlib.Path, now: list[str], what: str, remedy: str) -> bool:

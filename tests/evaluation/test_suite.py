@@ -21,6 +21,7 @@ from jax_ragrl.evaluation.suite import (
     with_corpora,
 )
 from jax_ragrl.evaluation.table import TableSettings
+from jax_ragrl.models.by_name import local_model
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.runtime.jsonl import write_rows
 from tests.llm.server import serving
@@ -218,6 +219,18 @@ def test_a_run_with_another_checkpoint_is_evaluated_again(table_of, sets, capsys
     rows = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
     checkpoints = {row["system"]: row.get("checkpoint") for row in rows}
     assert checkpoints == {"direct": None, "run:run@1": 1, "run:run": 2}
+
+
+def test_cells_of_other_weights_under_the_same_name_are_refused(table_of, sets, capsys):
+    shutil.copytree(local_model("tiny"), sets / "mine")
+    (weights,) = (sets / "mine").glob("*.safetensors")
+    weights.chmod(0o644)
+    args = ["s=one.jsonl@corpus.jsonl", "--llm", "mine", "--systems"]
+    assert table_of(*args, "direct") == 0 and table_of(*args, "direct,ircot") == 0
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert table_of(*args, "direct,self_rag") == 2
+    assert "weights" in capsys.readouterr().err
 
 
 @pytest.mark.slow
