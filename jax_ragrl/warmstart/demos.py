@@ -36,6 +36,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart.finetune import (
     batches,
+    identity_of,
     prepare_imitation,
     save_finetuned,
     train_supervised,
@@ -192,7 +193,8 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     del decoder  # frees the weights that training does not share
     encode = functools.partial(Demo.example, tokenizer=tokenizer)
     data = batches(demos, run.batch_size, run.seed)
-    policy = train_supervised(policy, data, encode, steps, out, run.save_every)
+    identity = identity_of(run.policy, demos)
+    policy = train_supervised(policy, data, encode, steps, out, identity, run.save_every)
     save_finetuned(trained_decoder(policy), tokenizer, out)
     rows = [record.fields for record in read_records(out / "metrics.jsonl")]
     losses = [row["loss"] for row in rows if "loss" in row] or [None]

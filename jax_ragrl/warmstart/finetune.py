@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import pathlib
 import random
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,6 +38,7 @@ from jax_ragrl.models.config import TINY
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import merge_lora
+from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.retrieval.kinds import Index, VectorIndex
@@ -45,7 +48,7 @@ from jax_ragrl.run.data import load_data
 from jax_ragrl.run.evaluate import NoSampler, evaluate
 from jax_ragrl.run.index import index_folder, load_retriever
 from jax_ragrl.run.load import with_default_index
-from jax_ragrl.run.models import load_llm, load_policy
+from jax_ragrl.run.models import load_llm, load_policy, policy_folder
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, last_row, write_json
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.runtime.progress import progress
@@ -176,8 +179,9 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     def encode(item: ChatExample) -> Example:
         return example(tokenizer, *item)
 
+    identity = identity_of(run.policy, examples)
     data = batches(examples, run.batch_size, run.seed)
-    policy = train_supervised(policy, data, encode, run.steps, out, run.save_every)
+    policy = train_supervised(policy, data, encode, run.steps, out, identity, run.save_every)
     after = _accuracy(run, sampling_model(policy), tokenizer, retriever, test)
     summary = {
         "rows": run.examples,
@@ -215,19 +219,27 @@ def train_supervised(
     encode: Callable[[Item], Example],
     steps: int,
     out: pathlib.Path,
+    identity: str,
     save_every: int = 0,
 ) -> Policy:
     """Trains a policy on batches of items; resumes from `out/unfinished` if it exists.
 
     The buffers of the policy are donated. Batches never end, and are encoded one by one, since the
     ids of all items may exceed the memory. Writes the metrics of `imitate` and `too_long`, the
-    number of items longer than a row, to `out/metrics.jsonl`.
+    number of items longer than a row, to `out/metrics.jsonl`. The `identity` is that of
+    `identity_of`.
 
     Raises:
+      UserError: the finished steps are of another identity.
       Preempted: the process received SIGTERM; the last step is saved.
     """
     with open_unfinished(out, save_every) as unfinished, contextlib.ExitStack() as stack:
-        start, state, _ = unfinished.restore(policy.state)
+        start, state, entries = unfinished.restore(policy.state)
+        if entries.get("identity", identity) != identity:
+            raise UserError(
+                f"{out} was begun with other examples or other weights of the policy, under the "
+                "same names: restore them to resume, or choose another --out"
+            )
         policy = policy._replace(state=state)
         drop_after_step(out / "metrics.jsonl", start)
         # Skipped batches are generated again, so that a resumed run sees the same batches.
@@ -242,8 +254,14 @@ def train_supervised(
             row = {"step": step, **metrics, "too_long": long, **seconds}
             append_row(out / "metrics.jsonl", row)
             bar.update(1)
-            unfinished.end_step(step, policy.state)
+            unfinished.end_step(step, policy.state, lambda: {"identity": identity})
     return policy
+
+
+def identity_of(policy: str, items: Sequence[Any]) -> str:
+    """Returns a checksum of the weights of a policy and of examples, which one name may change."""
+    crc = functools.reduce(lambda crc, item: zlib.crc32(repr(item).encode(), crc), items, 0)
+    return f"{weights_checksum(policy_folder(policy))} {crc:08x}"
 
 
 def save_finetuned(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) -> None:

@@ -114,6 +114,10 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypa
     monkeypatch.setattr(finetune, "imitate", original)
     with pytest.raises(UserError, match="another config.*epochs differs.*another --out"):
         warm_start(dataclasses.replace(config, epochs=3), tmp_path / "cut")
+    write(tmp_path / "d.jsonl", *rows, long._replace(reply="film"))  # as many, of the same name
+    with pytest.raises(UserError, match="other examples .*another --out"):
+        warm_start(config, tmp_path / "cut")
+    write(tmp_path / "d.jsonl", *rows, long)
     assert warm_start(config, tmp_path / "cut") == full | {
         "checkpoint": str(tmp_path / "cut" / "checkpoint")
     }
