@@ -32,6 +32,7 @@ from jax_ragrl.training.loop import train
 from jax_ragrl.training.setup import acting_models
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import WriterConfig, demo_settings, make_demos
+from jax_ragrl.warmstart.resumable import CONTENT_KEYS
 from jax_ragrl.warmstart.warmup import warm_up
 
 # Sums over the steps of a training, the x axes on which arms may be matched.
@@ -92,7 +93,9 @@ def check_imitation(
     values: Mapping[str, Any], config: str, author: str, folder: pathlib.Path
 ) -> None:
     """Raises `UserError` if an imitation had another config; arguments as in `ensure_imitation`."""
-    check_unchanged(folder / "demos.config.json", demo_settings(values, _writer(values, author)))
+    settings = demo_settings(values, _writer(values, author))
+    # What the names stand for is compared when demonstrations are made.
+    check_unchanged(folder / "demos.config.json", settings, CONTENT_KEYS)
     run = dataclasses.asdict(imitation(values, config, folder))
     # The number of demonstrations is a result, and their file moves with the folder.
     check_unchanged(folder / IMITATION / "config.json", run, ("config.demos", "config.data.demos"))

@@ -9,6 +9,7 @@ from typing import Any
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
+from jax_ragrl.llm.kinds import LLM, LocalLLMConfig
 from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.recall import corpus_fingerprints, report_gold, trained_builds
@@ -126,6 +127,22 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
     remedy = "give the former data.files.corpus, or another folder"
     now = corpus_fingerprints(retriever)
     return _claim(workdir / "corpus.json", now, "the corpus", remedy)
+
+
+def content_of(
+    questions: Sequence[Question], retriever: Retriever, models: Sequence[str]
+) -> dict[str, str]:
+    """Returns checksums of what equal names in a config may stand for, for results that resume."""
+    return {
+        "questions": fingerprint(questions),
+        "corpora": " ".join(corpus_fingerprints(retriever)),
+        "weights": " ".join(weights_checksum(policy_folder(model)) for model in models),
+    }
+
+
+def local_models(*llms: LLM) -> list[str]:
+    """Returns the names of the frozen language models whose weights are on this machine."""
+    return [llm.model for llm in llms if isinstance(llm, LocalLLMConfig)]
 
 
 def claim_bases(job: Job, workdir: pathlib.Path, *, is_reader: bool = False) -> None:

@@ -27,9 +27,10 @@ from jax_ragrl.rollout.collect import ActionSampler, Environment, collect
 from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.run.build import build_components, reply_cache
+from jax_ragrl.run.claims import content_of, local_models
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.lock import lock_output
-from jax_ragrl.run.models import load_llm
+from jax_ragrl.run.models import initial_models, load_llm
 from jax_ragrl.run.short_names import model_of, parse_llm
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.opera import Settings, recipe
@@ -137,17 +138,23 @@ def make_pool(
     lock_output(out)
     parts = build_components(job, out.parent)
     sampler: ActionSampler
+    models = local_models(job.llm, job.judge)
     if writer == "policy":
+        models += initial_models(job).values()
         sampler = PolicySampler(parts.models(), parts.tokenizer, job.shapes)
     else:
         # The cache holds earlier replies of a server.
-        llm = load_llm(parse_llm(writer), None, "", job.shapes, cache=reply_cache(out.parent))
+        config = parse_llm(writer)
+        models += local_models(config)
+        llm = load_llm(config, None, "", job.shapes, cache=reply_cache(out.parent))
         sampler = LLMActionSampler(llm, parts.tokenizer)
     settings = build(Settings, values["recipe"], "config.recipe")
-    questions = unique_questions(parts.questions["train"])[: count or None]
+    known = unique_questions(parts.questions["train"])
+    questions = known[: count or None]
     source = functools.partial(score_candidates, settings, sampler, parts.retriever, parts.llm)
     call = {**values, "writer": model_of(writer), "temperatures": temperatures}
-    claim_output(candidates_file(out), call, POOL_OUTPUT)
+    content = content_of(known, parts.retriever, models)
+    claim_output(candidates_file(out), call, POOL_OUTPUT, content)
     rollouts = pool_rollouts(questions, temperatures)
     return collect_pool(source, rollouts, out, similarity_of(parts.retriever))
 

@@ -26,6 +26,7 @@ from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.llm_policy import LLMActionSampler, conversation
 from jax_ragrl.run.build import build_surroundings, reply_cache
+from jax_ragrl.run.claims import content_of, local_models
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.data import load_data
 from jax_ragrl.run.index import index_folder
@@ -93,7 +94,8 @@ def make_demos(
     data = load_data(job.data, index_folder(job.index, out.parent), job.index)
     tokenizer = ChatTokenizer.load(policy_folder(job.policy, weights=False))
     parts = build_surroundings(job, out.parent, data, mesh_for(job), tokenizer)
-    questions = unique_questions(q for q in parts.questions["train"] if q.answers)[: count or None]
+    known = unique_questions(q for q in parts.questions["train"] if q.answers)
+    questions = known[: count or None]
     if not questions:
         raise UserError(
             "no training question has an answer, so no action can be judged: choose other "
@@ -104,7 +106,9 @@ def make_demos(
         function = label_function(job, parts, writer.name, str(values.get("system")), titles)
     else:
         function = rollout_function(job, parts, writer, source, reply_cache(out.parent))
-    claim_output(out, demo_settings(values, writer, of), DEMO_OUTPUT)
+    author = [] if _is_labels(writer) else [parse_llm(writer.name)]
+    content = content_of(known, parts.retriever, local_models(job.llm, job.judge, *author))
+    claim_output(out, demo_settings(values, writer, of), DEMO_OUTPUT, content)
     run_resumable(function, questions, out, DEMO_OUTPUT)
     return demo_summary(out)
 

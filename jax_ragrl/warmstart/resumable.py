@@ -12,12 +12,13 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from jax_ragrl.config.snapshot import save_config
+from jax_ragrl.config.snapshot import LOCATION_KEYS, load_saved_config, save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.types import Question
 
+CONTENT_KEYS = tuple(f"config.content.{name}" for name in ("questions", "corpora", "weights"))
 CHUNK = 64  # items per rollout; a killed run loses at most one chunk
 
 
@@ -99,12 +100,16 @@ def run_resumable(
             bar.update(finished - bar.done)  # a rollout has counted its questions
 
 
-def claim_output(out: pathlib.Path, values: Mapping[str, Any], kind: OutputKind) -> None:
+def claim_output(
+    out: pathlib.Path, values: Mapping[str, Any], kind: OutputKind, content: Mapping[str, str]
+) -> None:
     """Writes the settings next to `out`, or checks that they are the same as before.
 
+    `content` is that of `run.claims.content_of`, which files of earlier versions lack.
+
     Raises:
-      UserError: `out` was produced with other settings or by another tool, or it is missing
-        although its log lists finished items.
+      UserError: `out` was produced with other settings, from other content or by another tool, or
+        it is missing although its log lists finished items.
     """
     log = kind.log(out)
     has_rows = any(True for _ in read_rows(log))
@@ -118,7 +123,11 @@ def claim_output(out: pathlib.Path, values: Mapping[str, Any], kind: OutputKind)
             f"{out} was not written by this command (its log {log} is missing): choose another "
             "--out"
         )
-    save_config(out.with_suffix(".config.json"), values, renew=not has_rows, place="--out")
+    file = out.with_suffix(".config.json")
+    is_known = has_rows and file.exists() and "content" in load_saved_config(file)
+    free = LOCATION_KEYS if is_known else (*LOCATION_KEYS, *CONTENT_KEYS)
+    values = {**values, "content": content}
+    save_config(file, values, free=free, renew=not has_rows, place="--out")
 
 
 def failure_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

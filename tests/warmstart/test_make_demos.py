@@ -220,11 +220,11 @@ def test_a_run_stops_if_all_of_its_questions_fail(tmp_path):
 def test_other_settings_do_not_resume_a_file(tmp_path):
     out = tmp_path / "d.jsonl"
     for value in (1, 2):  # no rows exist yet
-        resumable.claim_output(out, {"a": value}, DEMO_OUTPUT)
+        resumable.claim_output(out, {"a": value}, DEMO_OUTPUT, {})
     generate(Source(), QUESTIONS[:2], out)
     with pytest.raises(UserError, match="a differs.*--out"):
-        resumable.claim_output(out, {"a": 1}, DEMO_OUTPUT)
-    resumable.claim_output(out, {"a": 2}, DEMO_OUTPUT)
+        resumable.claim_output(out, {"a": 1}, DEMO_OUTPUT, {})
+    resumable.claim_output(out, {"a": 2}, DEMO_OUTPUT, {})
 
 
 def test_foreign_files_are_not_overwritten(tmp_path):
@@ -232,18 +232,18 @@ def test_foreign_files_are_not_overwritten(tmp_path):
     out = tmp_path / "train.jsonl"
     out.write_text('{"question": "who", "answers": ["x"]}\n')
     with pytest.raises(UserError, match=r"train.jsonl was not written by this .*another --out"):
-        resumable.claim_output(out, {}, DEMO_OUTPUT)
+        resumable.claim_output(out, {}, DEMO_OUTPUT, {})
     assert out.read_text() == '{"question": "who", "answers": ["x"]}\n'
     deleted = tmp_path / "d.jsonl"
     deleted.touch()  # like a run that was killed at its start
-    resumable.claim_output(deleted, {}, DEMO_OUTPUT)
+    resumable.claim_output(deleted, {}, DEMO_OUTPUT, {})
     generate(Source(), QUESTIONS[:2], deleted)
     deleted.unlink()
     message = r"d.questions.jsonl lists finished questions, but .* is missing"
     with pytest.raises(UserError, match=message):
-        resumable.claim_output(deleted, {}, DEMO_OUTPUT)
+        resumable.claim_output(deleted, {}, DEMO_OUTPUT, {})
     DEMO_OUTPUT.log(deleted).unlink()
-    resumable.claim_output(deleted, {"another": 1}, DEMO_OUTPUT)
+    resumable.claim_output(deleted, {"another": 1}, DEMO_OUTPUT, {})
 
 
 # --- The commands ---------------------------------------------------------------------------------
@@ -279,7 +279,14 @@ def test_ids_must_be_unique_and_repeated_questions_count_once(tmp_path, capsys):
         assert main(["warmup", "demos", config, *arguments, "--writer=labels"]) == code
         output = capsys.readouterr()
     assert "have the id 'train_0'" in output.err and not (tmp_path / "other" / "d.jsonl").exists()
-    assert {d.question for d in load_demos(tmp_path / "same" / "d.jsonl")} == {"train_0", "train_1"}
+    out = tmp_path / "same" / "d.jsonl"
+    assert {d.question for d in load_demos(out)} == {"train_0", "train_1"}
+    # Other questions with the same ids, in the same file.
+    file = tmp_path / "same.jsonl"
+    file.write_text(file.read_text().replace("who", "where"))
+    arguments = [x.replace("other.jsonl", "same.jsonl") for x in arguments[:-1]]
+    assert main(["warmup", "demos", config, *arguments, f"--out={out}", "--writer=labels"]) == 2
+    assert "content.questions differs" in capsys.readouterr().err
 
 
 def scripted(body) -> str:
