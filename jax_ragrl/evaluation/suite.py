@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jax_ragrl.config.schema import local
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import has_passages
@@ -51,6 +52,7 @@ from jax_ragrl.run.index import load_retriever, server_retriever
 from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.run.models import policy_folder
 from jax_ragrl.run.short_names import SERVER, parse_index
+from jax_ragrl.run.world_folder import FILE as WORLD
 from jax_ragrl.run.world_folder import READER
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.progress import progress
@@ -149,6 +151,14 @@ def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
         name: weights_checksum(policy_folder(text))
         for name, text in models.items()
         if text and not text.startswith((SERVER, READER))
+    }
+    files = {"examples": settings.policy_examples}
+    if settings.llm.startswith(READER):
+        files["llm"] = local(settings.llm.removeprefix(READER).partition("#")[0]) / WORLD
+    optional["files"] = {
+        name: f"{zlib.crc32(file.read_bytes()):08x}"
+        for name, file in files.items()
+        if file and file.is_file()
     }
     return values | {name: value for name, value in optional.items() if value}
 

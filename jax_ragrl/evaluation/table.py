@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import pathlib
-import re
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +51,7 @@ from jax_ragrl.run.mistakes import count_mistakes
 from jax_ragrl.run.models import PolicyLoader, load_llm, load_policies, mesh_for, shared_loader
 from jax_ragrl.run.overrides import override
 from jax_ragrl.run.pipeline import LoadLLM
-from jax_ragrl.run.predictions import prediction_rows, write_predictions
+from jax_ragrl.run.predictions import file_label, prediction_rows, write_predictions
 from jax_ragrl.run.short_names import SERVER, parse_index, parse_llm
 from jax_ragrl.run.world_folder import READER, load_reader
 from jax_ragrl.runtime.jsonl import write_json
@@ -324,7 +323,7 @@ def system_result(
         write_predictions(context.predictions, name, questions, result)
     if context.run_files is not None:
         # A run is named by its folder, whose path would be a path of folders here.
-        tag = re.sub(r"[^\w.-]+", "_", name)
+        tag = file_label(name)
         pairs = zip(questions, result.passages, strict=True)
         rankings = ((question.id, by_rank(passages)) for question, passages in pairs)
         write_run(context.run_files / f"{tag}.trec", rankings, tag)
@@ -380,7 +379,8 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
     `all` and `workflows` stand for several names, each of which is in the result once.
 
     Raises:
-      UserError: a name or a style is unknown, a folder holds no run, or overrides apply to no run.
+      UserError: a name or a style is unknown, a folder holds no run, overrides apply to no run, or
+        the files of two systems would have one name.
     """
     runs = tuple(name for name in settings.systems if name.startswith(RUN))
     for name in runs:
@@ -412,8 +412,18 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
                 "out"
             )
         several = {key: [n for n in names if n not in trained] for key, names in several.items()}
-    names = [one for name in settings.systems for one in several.get(name, [name])]
-    return tuple(dict.fromkeys(names))
+    names = tuple(
+        dict.fromkeys(one for name in settings.systems for one in several.get(name, [name]))
+    )
+    if settings.predictions or settings.run_files:
+        labels: dict[str, str] = {}
+        for name in names:
+            if (first := labels.setdefault(file_label(name), name)) != name:
+                raise UserError(
+                    f"the files of {first} and {name} would have one name, {file_label(name)}: "
+                    "rename one of the folders, or evaluate them in two calls"
+                )
+    return names
 
 
 def table_row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:

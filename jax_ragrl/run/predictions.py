@@ -22,16 +22,20 @@ def write_predictions(
 ) -> None:
     """Writes the predictions of one system or evaluation as `FOLDER/predictions/NAME.jsonl`.
 
-    Characters of the name other than letters, digits, dots, hyphens and underscores are replaced.
+    See `file_label`.
     """
-    label = re.sub(r"[^\w.-]+", "_", name)
-    file = folder / FOLDER / f"{label}.jsonl"
+    file = folder / FOLDER / f"{file_label(name)}.jsonl"
 
     def write() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_rows(file, prediction_rows(questions, result))
 
     on_process_zero(write)
+
+
+def file_label(name: str) -> str:
+    """Replaces the characters of a name but letters, digits, dots, hyphens and underscores."""
+    return re.sub(r"[^\w.-]+", "_", name)
 
 
 def prediction_rows(questions: Sequence[Question], result: Result) -> Iterator[dict[str, Any]]:

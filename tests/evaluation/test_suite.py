@@ -233,6 +233,30 @@ def test_cells_of_other_weights_under_the_same_name_are_refused(table_of, sets, 
     assert "weights" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("args", "file"),
+    [
+        (["--llm=world:w"], "w/world.json"),
+        (["--policy=openai:m@http://x", "--examples=demos.jsonl"], "demos.jsonl"),
+    ],
+)
+def test_cells_of_other_files_under_the_same_name_are_refused(args, file, table_of, sets, capsys):
+    (sets / file).parent.mkdir(exist_ok=True)
+    call = ["s=one.jsonl@corpus.jsonl", *args, "--systems"]
+    for text, names, code in (("1", "direct", 0), ("1", "direct,ircot", 0), ("2", "self_rag", 2)):
+        (sets / file).write_text(text)
+        assert table_of(*call, names) == code
+    assert "files" in capsys.readouterr().err
+
+
+def test_two_systems_do_not_write_one_file(table_of, sets, capsys):
+    for folder in ("a/b", "a_b"):
+        save_config(sets / folder / "config.json", load_config(CONFIGS / "tiny" / "c3po.py", []))
+    args = ["s=one.jsonl@corpus.jsonl", "--systems=direct", "--run", "a/b", "a_b"]
+    assert table_of(*args, "--predictions=out") == 2
+    assert "run:a/b and run:a_b would have one name" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--questions", "--data"])
 @pytest.mark.parametrize(
