@@ -46,7 +46,7 @@ from jax_ragrl.rollout.rewards import rewards_of
 from jax_ragrl.rollout.system import Execution, before_last_reply
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Call, Forest, Record
 from jax_ragrl.run.build import build_components
-from jax_ragrl.run.claims import DECISIONS, claim_data, has_results
+from jax_ragrl.run.claims import DECISIONS, claim_data, claim_models, has_results
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.progress import progress
@@ -522,6 +522,7 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
     )
     parts = build_components(job, folder)
     claim_data(parts.retriever, parts.questions, folder)
+    claim_models(job, folder, is_trained=False)
     sampler = PolicySampler(parts.models(), parts.tokenizer, job.shapes)
     policies = prepare_policies(job, parts.policies, parts.tokenizer)
     scored = functools.partial(

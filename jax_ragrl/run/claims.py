@@ -1,9 +1,9 @@
-"""What a run was begun with, in its work folder: versions, data, indexes, bases of adapters."""
+"""What a run was begun with, in its work folder: versions, data, indexes, models."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.corpus.questions import fingerprint
@@ -18,10 +18,11 @@ from jax_ragrl.run.models import initial_models, policy_folder
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import all_gather_object, is_process_zero, on_process_zero
 from jax_ragrl.runtime.revision import versions
+from jax_ragrl.text.tokenizer import tokenizer_checksum
 from jax_ragrl.types import Question
 
 VERSIONS = "versions.json"
-BASES = "bases.json"
+BASES, TOKENIZERS, FROZEN = "bases.json", "tokenizers.json", "frozen.json"
 DECISIONS = "decisions.jsonl"  # of an audit of credit, see `bench.credit`
 COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
 
@@ -145,27 +146,45 @@ def local_models(*llms: LLM) -> list[str]:
     return [llm.model for llm in llms if isinstance(llm, LocalLLMConfig)]
 
 
-def claim_bases(job: Job, workdir: pathlib.Path, *, is_reader: bool = False) -> None:
-    """Records the weights below the adapters of a run, which its checkpoints lack.
+def claim_models(
+    job: Job, workdir: pathlib.Path, *, is_reader: bool = False, is_trained: bool = True
+) -> None:
+    """Records what a run takes from the folders of its models, and its checkpoints lack.
 
-    `UserError` if the adapters in `workdir` were trained on others: a folder may be written again,
-    and a branch on the Hub may move, under an unchanged config. A reader records nothing.
+    These are the tokenizers and chat templates of its policies, the weights below its adapters (of
+    a policy that is not trained, all weights), and the weights of its frozen language models.
+    `UserError` if the results in `workdir` were made with others: a folder may be written again,
+    and a branch on the Hub may move, under an unchanged config. A reader compares what it reads,
+    and records nothing.
     """
-    if job.lora is None or (is_reader and not (workdir / BASES).exists()):
-        return
     models = initial_models(job).items()
-    now = [f"{name} {weights_checksum(policy_folder(model))}" for name, model in models]
-    remedy = "restore the weights in config.policy (config.policies), or train in another folder"
-    _claim(workdir / BASES, now, "the weights below its adapters", remedy)
+
+    def claim(file: str, what: str, key: str, checksum: Callable[..., str], names: Any) -> None:
+        if names and not (is_reader and not (workdir / file).exists()):
+            now = [f"{name} {checksum(policy_folder(model))}" for name, model in names]
+            remedy = f"restore them in {key}, or train in another folder"
+            _claim(workdir / file, now, what, remedy, is_reader=is_reader)
+
+    policies = "config.policy (config.policies)"
+    claim(TOKENIZERS, "the tokenizers", policies, tokenizer_checksum, models)
+    if job.lora is not None or not is_trained:
+        what = "the weights below its adapters" if job.lora else "the weights"
+        claim(BASES, what, policies, weights_checksum, models)
+    if not is_reader:
+        parts = {"llm": job.llm, "judge": job.judge}.items()
+        frozen = [(name, model) for name, part in parts for model in local_models(part)]
+        claim(FROZEN, "the frozen models", "config.llm and config.judge", weights_checksum, frozen)
 
 
-def _claim(file: pathlib.Path, now: list[str], what: str, remedy: str) -> bool:
+def _claim(
+    file: pathlib.Path, now: list[str], what: str, remedy: str, *, is_reader: bool = False
+) -> bool:
     # Asked once: a slow host would see the file that the first process has just written, and would
     # miss the collective that follows.
     before = on_process_zero(lambda: _record(file, list, str, "list of names"))
     if before is None:
         on_process_zero(lambda: write_json(file, now))
-    elif before != now:
+    elif before != now and not (is_reader and {*now} <= {*before}):  # it may read some alone
         raise UserError(
             f"{file.parent} was begun with {what} {', '.join(before)} ({file.name}), but this run "
             f"has {', '.join(now)}: {remedy}"

@@ -15,7 +15,7 @@ from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import transcript
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.claims import claim_bases
+from jax_ragrl.run.claims import claim_models
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import Result, evaluate
 from jax_ragrl.run.parts import Components
@@ -23,14 +23,15 @@ from jax_ragrl.types import Question
 
 
 def trained_policies(
-    job: Job, decoders: Mapping[str, Decoder], run: RunCheckpoint
+    job: Job, decoders: Mapping[str, Decoder], run: RunCheckpoint, reader: Job | None = None
 ) -> dict[str, Decoder]:
     """Loads the policies of a checkpoint; `UserError` if there is none, or for other adapters.
 
-    `decoders`, those before training, give the shapes and frozen weights.
+    `decoders`, those before training, give the shapes and frozen weights. They are of `reader`, by
+    default of the `job` that was trained.
     """
     checkpoints, step = run.open()
-    claim_bases(job, run.folder, is_reader=True)
+    claim_models(reader or job, run.folder, is_reader=True)
     # Only the parameters are read: optimizer state and critics are not needed.
     read = functools.partial(checkpoints.restore_part, step)
     return restored_decoders(

@@ -27,7 +27,7 @@ def start_policies(job: Job, decoders: Mapping[str, Decoder]) -> dict[str, Decod
     run = parse_run(job.start_from)
     origin = load_job(load_saved_config(run.folder / "config.json"))
     check_adapters(job, origin)
-    return trained_policies(origin, decoders, run)
+    return trained_policies(origin, decoders, run, reader=job)
 
 
 def check_adapters(job: Job, origin: Job) -> None:

@@ -21,6 +21,7 @@ import itertools
 import json
 import pathlib
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -388,6 +389,17 @@ def _closed(prompt: str, thinking: bool) -> str:
     block = "" if thinking else opened_block(prompt)
     # The model always thinks; an empty block makes it answer at once.
     return prompt.removesuffix(block) + EMPTY_BLOCK if block else prompt
+
+
+def tokenizer_checksum(folder: pathlib.Path) -> str:
+    """Returns a checksum of the files of a folder that decide on token ids and chat templates."""
+    crc = 0
+    for file in sorted(folder.iterdir()):
+        # `generation_config.json` has the ids of end tokens.
+        words = ("token", "vocab", "merges", "template", "generation_config")
+        if file.is_file() and any(word in file.name for word in words):
+            crc = zlib.crc32(file.read_bytes(), crc)
+    return f"{crc:08x}"
 
 
 def _special_ids(folder: pathlib.Path) -> dict[str, Any]:

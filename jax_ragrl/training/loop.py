@@ -17,7 +17,7 @@ from jax_ragrl.learner.policies import Policies
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.learner.throughput import speed
 from jax_ragrl.rollout.trace import trees
-from jax_ragrl.run.claims import claim_bases, claim_data, version_changes
+from jax_ragrl.run.claims import claim_data, claim_models, version_changes
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.guards import RunMonitor, is_comparable
 from jax_ragrl.run.inference import evaluate_models
@@ -69,7 +69,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
       Preempted: the process received SIGTERM; the newest step is saved.
     """
     claim_data(parts.retriever, parts.questions, workdir)
-    claim_bases(job, workdir)
+    claim_models(job, workdir)
     run = job.run
     with contextlib.ExitStack() as files:
         # Start, or resume from a checkpoint with its rollouts in flight.

@@ -165,7 +165,10 @@ def audited(tmp_path, monkeypatch):
         own = auditor(down=down)
 
         def claimed(*args):
-            return types.SimpleNamespace(recipe=own.recipe, seed=claim(*args).seed, shapes=None)
+            job = claim(*args)
+            names = ("seed", "lora", "policy", "policies", "policy_of", "llm", "judge")
+            values = {name: getattr(job, name) for name in names}
+            return types.SimpleNamespace(recipe=own.recipe, shapes=None, **values)
 
         parts = types.SimpleNamespace(
             questions={"train": questions, "dev": ()},
@@ -195,7 +198,9 @@ def test_failed_decisions_are_asked_again_and_an_outage_is_an_error(audited, tmp
     assert "6 decisions" in found["title"] and not found["errors"] and len([*read_rows(file)]) == 6
 
 
-def test_an_audit_is_continued_with_its_questions_config_and_whole_lines_alone(audited, tmp_path):
+def test_an_audit_is_continued_with_its_questions_config_and_whole_lines_alone(
+    audited, tmp_path, monkeypatch
+):
     file = tmp_path / "decisions.jsonl"
     audited()
     with file.open("a") as out:
@@ -207,6 +212,9 @@ def test_an_audit_is_continued_with_its_questions_config_and_whole_lines_alone(a
         audited(others, count=4)
     with pytest.raises(UserError, match=r"another config \(config.seed differs.* --folder"):
         audited(seed=5)
+    monkeypatch.setattr("jax_ragrl.run.claims.weights_checksum", lambda _: "others")
+    with pytest.raises(UserError, match="begun with the weights"):
+        audited(count=4)
 
 
 def test_the_table_has_all_decisions_roles_and_depths_and_the_page_shows_them(rows):

@@ -1,5 +1,6 @@
 """Adapters of another run are put only on the weights that they were trained on."""
 
+import contextlib
 import pathlib
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.claims import BASES
+from jax_ragrl.run.claims import BASES, FROZEN, TOKENIZERS
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.start_from import check_adapters, start_policies
@@ -73,8 +74,30 @@ def test_adapters_are_put_only_on_the_weights_that_they_were_trained_on(tmp_path
         lambda: trained_policies(job, parts.policies, run),
         lambda: loop.train(job, parts, run.folder),
     ):
-        with pytest.raises(UserError, match=r"begun with the weights below .*restore the weights"):
+        with pytest.raises(UserError, match=r"begun with the weights below .*: restore them"):
             use()
     (run.folder / BASES).unlink()  # as in a run of an earlier version
     trained_policies(job, parts.policies, run)
     assert not (run.folder / BASES).exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "record", "said"),
+    [("chat_template.jinja", TOKENIZERS, "tokenizers"), ("model.safetensors", FROZEN, "frozen")],
+)
+def test_a_run_keeps_its_tokenizers_and_frozen_models(tmp_path, monkeypatch, file, record, said):
+    """Under an unchanged config; a checkpoint of all weights needs no base, but its tokenizer."""
+    small_run(tmp_path, steps=1)
+    config = values(tmp_path, lora=None, llm={"kind": "local", "model": str(tmp_path / "policy")})
+    job, run = load_job(config), RunCheckpoint(tmp_path / "run")
+    monkeypatch.setattr(ROLL_OUT, roll_out_nothing)
+    monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
+    parts = build_components(job, run.folder)
+    loop.train(job, parts, run.folder)
+    content = (tmp_path / "policy" / file).read_bytes()
+    (tmp_path / "policy" / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"begun with the {said}.*{record}.*: restore them"):
+        loop.train(job, parts, run.folder)
+    reads_it = pytest.raises(UserError) if record == TOKENIZERS else contextlib.nullcontext()
+    with reads_it:
+        trained_policies(job, parts.policies, run)
