@@ -99,7 +99,8 @@ def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.
       one of the arms, are NaN; `[1]` for a measure of the training.
 
     Raises:
-      UserError: the arms share no seeds, were asked other questions, or lack the metric.
+      UserError: the arms share no seeds, were asked other questions, also with another seed of one
+        world, or lack the metric.
     """
     by_seeds = {cell.seeds: row for cell, row in rows.items() if cell.arm == pair.second}
     pairs = {
@@ -110,12 +111,13 @@ def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.
     if not pairs:
         names = f"{pair.first} and {pair.second}"
         raise UserError(f"arms {names} have no finished cell of equal seeds")
-    differences = {}
+    differences, asked = {}, dict[int, str]()  # the latter by world, whose questions are paired
     for seeds, (first, second) in pairs.items():
-        if first["questions"] != second["questions"]:
+        own = asked.setdefault(seeds[1], first["questions"])
+        if not own == first["questions"] == second["questions"]:
             raise UserError(
                 f"arms {pair.first} and {pair.second} answered other test questions with the seeds "
-                f"{seeds}: give both the same data"
+                f"{seeds}: give all cells of a world the same data"
             )
         baseline_Q = values_of(second, pair.second_metric or pair.metric)
         difference_Q = values_of(first, pair.metric) - baseline_Q
