@@ -193,8 +193,9 @@ def run_cells(
 
     Each has a folder there, and each warm-up, which cells share. Returns the rows of the cells, see
     `run_cell`, with what `measures.with_facts` adds. `UserError`, before any cell starts, if a
-    config or a name is not valid, or a config not that of a finished cell.
+    config or a name is not valid, a config not that of a finished cell, or a seed changes no arm.
     """
+    _check_seeds(experiment, {cell.arm for cell in cells}, out)
     experiment = with_training_arms(experiment)
     # All configs are read before the first training, so that a mistake costs nothing.
     for cell in cells:
@@ -212,6 +213,19 @@ def run_cells(
         if name := experiment.arms[cell.arm].strategy:
             fixed_strategy(job, name)
     return {c: with_facts(run_cell(experiment, c, out), out / c.folder) for c in cells}
+
+
+def _check_seeds(experiment: Experiment, arms: set[str], out: pathlib.Path) -> None:
+    """Raises `UserError` if two seeds give equal cells, which a comparison would count twice."""
+    experiment, known = with_training_arms(experiment), dict[str, tuple[int, int, int]]()
+    for seeds in dict.fromkeys(cell.seeds for cell in cells_of(experiment)):
+        configs = [cell_values(experiment, Cell(arm, *seeds), out) for arm in sorted(arms)]
+        if (other := known.setdefault(repr(configs), seeds)) != seeds:
+            raise UserError(
+                f"the seeds {other} and {seeds} of training, world and warm start give equal cells,"
+                " copies of one training: world_seeds need generated data, and warm_start_seeds a "
+                "warm_up; give one seed"
+            )
 
 
 def cell_values(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:

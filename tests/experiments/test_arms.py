@@ -305,6 +305,14 @@ def test_files_of_all_arms_are_read_before_the_first_training(
     assert not stages_without_training
 
 
+def test_seeds_that_change_no_cell_are_refused(tmp_path, stages_without_training):
+    """A comparison would take the copies of one training for several."""
+    copies = dataclasses.replace(one_arm(config=TINY), warm_start_seeds=(0, 1))
+    with pytest.raises(UserError, match=r"\(0, 0, 0\) and \(0, 0, 1\) .* give equal cells"):
+        run_cells(copies, cells_of(copies), tmp_path)
+    assert not stages_without_training
+
+
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
