@@ -23,15 +23,16 @@ from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.corpus.reading import Reading, load_corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluation.suite import DataSet, parse_data
+from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.kinds import LISTWISE
 from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
 from jax_ragrl.run.lock import lock_folder
-from jax_ragrl.run.models import load_llm
+from jax_ragrl.run.models import load_llm, policy_folder
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.retrievers import retriever_from
-from jax_ragrl.run.short_names import model_of, parse_llm
+from jax_ragrl.run.short_names import SERVER, model_of, parse_llm
 from jax_ragrl.runtime.compile_cache import compiled_programs
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.progress import progress
@@ -228,7 +229,19 @@ def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any], llm: str
         "passages": len(gold_set.corpus),
         "questions": len(gold_set.questions),
         **reader,
+        **_weights(section.get("rerank", ""), llm),
     }
+
+
+def _weights(rerank: str, llm: str) -> dict[str, str]:
+    """The checksum of the weights of a reranker, whose folder may be written again."""
+    name = llm if rerank == LISTWISE else rerank
+    if not name or name.startswith(SERVER):
+        return {}
+    try:
+        return {"weights": weights_checksum(policy_folder(name))}
+    except UserError:  # an error of the cell, see `_cell`
+        return {}
 
 
 def _cell(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import types
 
 import pytest
@@ -14,6 +15,7 @@ from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.listwise import TOKENS_PER_PASSAGE
+from jax_ragrl.models.by_name import local_model
 from jax_ragrl.retrieval.recall import search_quality
 from jax_ragrl.types import Hits, Question
 from tests.warmstart.test_expert_pool import ScriptedLLM
@@ -104,6 +106,18 @@ def test_other_gold_passages_are_another_set(folder, tmp_path):
     first, *rest = gold_set.questions
     edited = [dataclasses.replace(first, gold=("another",)), *rest]
     assert gold_set._replace(questions=edited).identity != gold_set.identity
+
+
+def test_a_reranker_of_other_weights_is_another_cell(folder, tmp_path):
+    (data,) = sets_in(folder)
+    gold_set, keys = retrieval.open_set(data, tmp_path), []
+    weights = tmp_path / "model.safetensors"
+    shutil.copyfile(local_model("tiny") / weights.name, weights)
+    for end in (b"a", b"b"):
+        weights.write_bytes(weights.read_bytes()[:-1] + end)
+        section = retrieval.sections(["hybrid+rerank"], str(tmp_path))["hybrid+rerank"]
+        keys.append(retrieval._key(gold_set, "hybrid+rerank", section, ""))
+    assert keys[0] != keys[1]
 
 
 def test_a_cell_that_fails_affects_no_other(folder, tmp_path, monkeypatch, capsys):
