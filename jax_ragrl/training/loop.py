@@ -224,7 +224,9 @@ def dev_metrics(
         return {}
     result = evaluate_models(job, parts, acting_models(policies), questions)
     write_predictions(workdir, f"dev-{step}", questions, result)
-    fractions = {f"strategy_frac/{k}": n / len(questions) for k, n in result.strategies.items()}
+    # Of the questions with a strategy, which one whose environment failed has not.
+    total = sum(result.strategies.values())
+    fractions = {f"strategy_frac/{k}": n / total for k, n in result.strategies.items()}
     metric = "judge" if parts.judge is not None else job.recipe.metric
     score = result.mean(metric)
     monitor.check_evaluation(score, result.failures)

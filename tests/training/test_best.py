@@ -132,6 +132,7 @@ def test_an_evaluation_of_few_questions_decides_nothing(tmp_path, monkeypatch):
 
     def evaluate(*_):
         outage = result(0.0, ("no route to the server",))
+        outage = dataclasses.replace(outage, strategies={"Planning": 1})
         return dataclasses.replace(outage, scores=dict.fromkeys(METRICS, scores.pop(0)))
 
     monkeypatch.setattr(loop, "evaluate_models", evaluate)
@@ -140,6 +141,7 @@ def test_an_evaluation_of_few_questions_decides_nothing(tmp_path, monkeypatch):
     rows = read_metrics(tmp_path)
     assert [row.get("eval/accuracy") for row in rows] == [None, 0.5, 0.4]
     assert "eval/standard_error" not in rows[0] and rows[0]["eval/failed"] == 1
+    assert rows[0]["strategy_frac/Planning"] == 1  # of those that were answered
     assert best_of(tmp_path) == {2: 0.5}
 
 
