@@ -195,7 +195,7 @@ def get_config(name: str = "") -> ConfigDict:
         values["shapes"] |= {"prompt_lengths": (96, 192), "max_new_tokens": 24}
         values["packing"]["row_lengths"] = (112, 160, 224)
         return ConfigDict(values)
-    ends = {"turns": ("run.token_budget=60000", "run.steps=100", "run.dev_questions=0")}
+    ends = {"turns": ("run.token_budget=24000", "run.steps=100", "run.dev_questions=0")}
     ends |= {"outcome": ends["turns"], "before": ("run.steps=0",)}
     files = {"turns": "turns", "outcome": "outcome", "before": "turns"}
     arms = {
