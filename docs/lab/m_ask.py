@@ -195,13 +195,10 @@ def get_config(name: str = "") -> ConfigDict:
         values["shapes"] |= {"prompt_lengths": (96, 192), "max_new_tokens": 24}
         values["packing"]["row_lengths"] = (112, 160, 224)
         return ConfigDict(values)
-    ends = {"turns": ("run.token_budget=24000", "run.steps=100", "run.dev_questions=0")}
-    ends |= {"outcome": ends["turns"], "before": ("run.steps=0",)}
-    files = {"turns": "turns", "outcome": "outcome", "before": "turns"}
-    arms = {
-        name: {"config": f"docs/lab/m_ask.py:{files[name]}", "overrides": end}
-        for name, end in ends.items()
-    }
+    ends = ("run.token_budget=24000", "run.steps=100", "run.dev_questions=0")
+    file = "docs/lab/m_ask.py:"
+    arms = {x: {"config": file + x, "overrides": ends} for x in ("turns", "outcome")}
+    arms["before"] = {"config": f"{file}turns", "overrides": ("run.steps=0",)}
     values = {"arms": arms, "baseline": "outcome", "metrics": ("f1", "em", "retrieval_calls")}
     return ConfigDict(values | {"world_seeds": (100,)})
 
