@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.corpus.questions import fingerprint
@@ -158,22 +158,22 @@ def claim_models(
     and records nothing.
     """
     models = initial_models(job).items()
-
-    def claim(file: str, what: str, key: str, checksum: Callable[..., str], names: Any) -> None:
-        if names and not (is_reader and not (workdir / file).exists()):
-            now = [f"{name} {checksum(policy_folder(model))}" for name, model in names]
-            remedy = f"restore them in {key}, or train in another folder"
-            _claim(workdir / file, now, what, remedy, is_reader=is_reader)
-
     policies = "config.policy (config.policies)"
-    claim(TOKENIZERS, "the tokenizers", policies, tokenizer_checksum, models)
+    # The weights of a trained policy are in its checkpoints: its folder may lack them.
+    now = [f"{name} {tokenizer_checksum(policy_folder(x, weights=False))}" for name, x in models]
+    claims = [(TOKENIZERS, "the tokenizers", policies, now)]
     if job.lora is not None or not is_trained:
         what = "the weights below its adapters" if job.lora else "the weights"
-        claim(BASES, what, policies, weights_checksum, models)
-    if not is_reader:
-        parts = {"llm": job.llm, "judge": job.judge}.items()
-        frozen = [(name, model) for name, part in parts for model in local_models(part)]
-        claim(FROZEN, "the frozen models", "config.llm and config.judge", weights_checksum, frozen)
+        now = [f"{name} {weights_checksum(policy_folder(x))}" for name, x in models]
+        claims.append((BASES, what, policies, now))
+    parts = {} if is_reader else {"llm": job.llm, "judge": job.judge}
+    frozen = [(name, model) for name, part in parts.items() for model in local_models(part)]
+    if frozen:
+        now = [f"{name} {weights_checksum(policy_folder(x))}" for name, x in frozen]
+        claims.append((FROZEN, "the frozen models", "config.llm and config.judge", now))
+    for file, what, key, now in claims:
+        remedy = f"restore them in {key}, or train in another folder"
+        _claim(workdir / file, now, what, remedy, is_reader=is_reader)
 
 
 def _claim(
@@ -183,7 +183,7 @@ def _claim(
     # miss the collective that follows.
     before = on_process_zero(lambda: _record(file, list, str, "list of names"))
     if before is None:
-        on_process_zero(lambda: write_json(file, now))
+        on_process_zero(lambda: None if is_reader else write_json(file, now))
     elif before != now and not (is_reader and {*now} <= {*before}):  # it may read some alone
         raise UserError(
             f"{file.parent} was begun with {what} {', '.join(before)} ({file.name}), but this run "
