@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import json
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
@@ -57,10 +58,10 @@ class Tool:
     """The config of a tool, an entry of the section `tools`, whose key is its name.
 
     Fields:
-      kind: `python`, a function that gets the arguments by name and returns a JSON value;
-        `ValueError` means wrong arguments. `http`, a service to which the arguments are posted as
-        JSON, and which replies with JSON. `mcp`, a tool of a server of the Model Context Protocol
-        (needs `pip install 'jax_ragrl[mcp]'`).
+      kind: `python`, a function that gets the arguments by name and returns a JSON value; it
+        refuses names that it does not take, and by `ValueError` others. `http`, a service to which
+        the arguments are posted as JSON, and which replies with JSON. `mcp`, a tool of a server of
+        the Model Context Protocol (needs `pip install 'jax_ragrl[mcp]'`).
       target: `module:function`; the address of the service; the address of the MCP server, or the
         command that starts one on its standard input and output.
       name: the name of the tool on the MCP server; empty: that of the entry.
@@ -126,8 +127,7 @@ def _attempt(name: str, tool: Tool) -> Attempt:
         function = imported(f"tools.{name}.target", tool.target)
         return lambda text, seconds: _run(function, text, seconds)
     if tool.kind == "mcp":
-        server = MCPServer(tool.target)
-        return lambda text, seconds: server.call(tool.name or name, text, seconds)
+        return MCPTool(tool.target, tool.name or name).call
     if not is_http(tool.target):
         raise UserError(f"tools.{name}.target is {tool.target!r}: give http://HOST:PORT/PATH")
     client = BoundedClient(tool.timeout)
@@ -136,10 +136,18 @@ def _attempt(name: str, tool: Tool) -> Attempt:
 
 async def _run(function: Callable[..., Any], text: str, seconds: float) -> ToolResult:
     def result() -> ToolResult:
+        arguments = json.loads(text)
         try:
-            return ToolResult(json.dumps(function(**json.loads(text)), allow_nan=False))
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:  # a policy may have written the names of the arguments
+            return ToolResult(json.dumps(str(error)), is_error=True)
+        except ValueError:  # a function in C may have no signature
+            pass
+        try:
+            value = function(**arguments)
         except ValueError as error:
             return ToolResult(json.dumps(str(error)), is_error=True)
+        return ToolResult(json.dumps(value, allow_nan=False))
 
     try:
         # A thread cannot be stopped: a function that hangs keeps one until the process ends.
@@ -166,16 +174,16 @@ async def _post(client: BoundedClient, url: str, text: str, seconds: float) -> T
     raise EffectError(describe(reply))
 
 
-class MCPServer:
+class MCPTool:
     """A session with an MCP server, which begins with the first call and again after a failure."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
+    def __init__(self, target: str, name: str) -> None:
+        self._target, self._name = target, name
         self._session: asyncio.Future[Any] | None = None
         self._end = asyncio.Event()
 
-    async def call(self, tool: str, text: str, seconds: float) -> ToolResult:
-        """Makes one try; `TryFailed` ends the session."""
+    async def call(self, text: str, seconds: float) -> ToolResult:
+        """Makes one try; `TryFailed` ends the session. `UserError`: the server has no such tool."""
         from mcp import MCPError
         from mcp_types import INVALID_PARAMS, TextContent
 
@@ -185,7 +193,10 @@ class MCPServer:
         session, end = self._session, self._end
         try:
             async with asyncio.timeout(seconds):
-                reply = await (await asyncio.shield(session)).call_tool(tool, json.loads(text))
+                client = await asyncio.shield(session)
+                reply = await client.call_tool(self._name, json.loads(text))
+        except UserError:
+            raise
         except Exception as error:
             if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
                 return ToolResult(json.dumps(str(error)), is_error=True)
@@ -208,8 +219,18 @@ class MCPServer:
             command, *rest = shlex.split(self._target)
             process = StdioServerParameters(command=command, args=rest)
             async with Client(self._target if is_http(self._target) else process) as client:
-                session.set_result(client)
-                await end.wait()
+                # A server refuses a misspelled tool as it refuses arguments.
+                names = [tool.name for tool in (await client.list_tools()).tools]
+                if self._name in names:
+                    session.set_result(client)
+                    await end.wait()
+                else:  # not raised: the library would wrap it
+                    session.set_exception(
+                        UserError(
+                            f"{self._target} has no tool {self._name!r}, but {', '.join(names)}: "
+                            "set the field 'name' of the tool in the config"
+                        )
+                    )
         except Exception as error:
             if not session.done():
                 session.set_exception(error)

@@ -34,6 +34,8 @@ def population(city: str) -> dict:
         time.sleep(5)
     if city == "?":
         raise ValueError("no such city")
+    if city == "nan":
+        return {"population": float("nan")}
     return {"city": city, "population": 100 * len(city)}
 
 
@@ -77,6 +79,11 @@ def test_a_result_reaches_the_system_and_counts_and_so_does_a_refusal():
     assert leaf.answer == "300" and leaf.calls[0].request == '{"city": "Ulm"}'
     assert costs_of(forest)[0]["tool_calls"] == 1 and costs_of(forest)[0]["llm_calls"] == 0
     assert records.loads(records.dumps(leaf.state)) == leaf.state
+    for names in ({"town": "Ulm"}, {"city": "Ulm", "year": 2}, {}):  # a policy may write them
+        refused = tools().call("population", names)
+        assert isinstance(refused, ToolResult) and refused.is_error and CALLS == ["Ulm"]
+    in_c = tools(target="builtins:dict").call("population", {"city": "Ulm"})  # has no signature
+    assert in_c == ToolResult('{"city": "Ulm"}')
     forest = play(Tape({"asker": ["?"]}), [question(0, "Ulm")], tools())
     assert forest.leaves()[0].answer == "unknown" and not forest.errors() and CALLS == ["Ulm", "?"]
 
@@ -119,6 +126,7 @@ def test_a_failed_call_is_retried_asked_again_later_and_ends_at_its_deadline():
     assert table.call("population", {"city": "Ulm"}) == ToolResult(
         '{"city": "Ulm", "population": 300}'
     )
+    assert isinstance(tools().call("population", {"city": "nan"}), EffectError)  # no refusal
     failed = tools(timeout=0.05, retries=0).call("population", {"city": "slow"})
     assert isinstance(failed, EffectError) and "no result within 0.05 s" in str(failed)
 
@@ -180,3 +188,6 @@ def test_a_tool_of_an_mcp_server_survives_a_crash_of_the_server(tmp_path):
     assert table.call("population", {"town": "Ulm"}).is_error
     assert isinstance(table.call("population", {"city": "crash"}), EffectError)
     assert table.call("population", {"city": "Roma"}).value == {"result": 400}
+    with pytest.raises(UserError, match="has no tool 'populatoin', but population: set"):
+        other = tools(kind="mcp", target=f"{sys.executable} {file}", name="populatoin", timeout=60)
+        other.call("population", {"city": "Ulm"})
