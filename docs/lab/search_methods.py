@@ -9,6 +9,9 @@
              policy, compared by leave one out. Here all turns of a tree have two.
   Tree-GRPO  Ji et al. 2025, with the published numbers of trees and branches.
   unsure     trees of the same size that branch where the policy was unsure, compared like C3.
+  refill     questions whose rollouts all earn the same are replaced within the step, twice at most.
+             Query recycling (Coelho et al. 2026, 2606.10709) asks them again later, as the next
+             epoch does here.
 
 All are Search-R1 of `configs/tiny/search_r1.py` from one warm start. LLDS is meant for runs that
 collapse: GRPO with it and without is also trained at five times the rate (`fast`).
@@ -95,6 +98,7 @@ def get_config(name: str = "") -> ConfigDict:
         "C3": ("objective.advantage=leave_one_out",),
         "Tree-GRPO": (),
         "unsure": ("objective.advantage=leave_one_out",),
+        "refill": ("run.refill=2",),
     }
     own |= {f"{name}, fast": (*own[name], "optimizer.policy_lr=2e-3") for name in ("GRPO", "LLDS")}
     ends = (f"run.token_budget={TOKENS}", "run.steps=100", "run.dev_questions=0")
