@@ -182,6 +182,31 @@ def test_calibrated_advantages_spare_turns_that_found_what_a_right_rollout_found
     assert not module["silver_share"](forest, 0.6 * reward_N).any()
 
 
+def test_hindsight_reads_how_rollouts_ended_and_evidence_pays_who_finds_gold_first(monkeypatch):
+    """Two rollouts of a search and an answer; the first finds one of two gold passages."""
+    monkeypatch.syspath_prepend(LAB)
+    module = runpy.run_path(str(LAB / "hindsight.py"))
+    records: list[Record] = []
+    for i, (found, answer) in enumerate((("AX", "x"), ("Y", "z"))):
+        hits = tuple(Passage(name, name, "text") for name in found)
+        actions = [Action((1,), (2,), text) for text in ("search", "answer")]
+        records.append(Record(NO_PARENT, 0, "agent", 1, (i,), actions[0], passages=hits))
+        records.append(Record(3 * i, 0, "agent", 2, (i, 0), actions[1], passages=hits))
+        calls = (Call(SEARCH, 0, 1, f"query {i}", passages=hits),)
+        records.append(Record(3 * i + 1, 0, LEAF, 3, (i, 0, 0), calls=calls, answer=answer))
+    block = "query 0: right\nquery 1: wrong\n"
+    logps = {(block, "search"): [-1.0, -2.0], ("", "search"): [-2.0, -2.5]}
+    forest = build_forest([Question("q", "Who?", ("x",), gold=("A", "B"))], records)._replace(
+        scorer=lambda texts: [np.array(logps.get((t.opening, t.text), [-1.0])) for t in texts]
+    )
+    reward_N = np.array([0, 0, 1, 0, 0, 0], np.float32)
+    credit_N, _ = module["hindsight"](forest, reward_N, group_centred)
+    np.testing.assert_allclose(credit_N[~forest.leaf_N], [0.75, 0, 0.75, 0])
+    credit_N, _ = module["evidence"](forest, reward_N, group_centred)
+    # Turns earn 1/2, 1, 0 and 0, less their mean; a search also has what follows.
+    np.testing.assert_allclose(credit_N[~forest.leaf_N], [0.75, 0.625, -0.75, -0.375], rtol=1e-6)
+
+
 def test_pooled_audits_compare_the_worth_of_rules_by_decision(tmp_path, run):
     """One rule has the advantages themselves, the other half of them with the wrong sign."""
     rng = np.random.default_rng(0)

@@ -21,6 +21,7 @@ from jax_ragrl.rollout.llm_policy import conversation
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.run.evaluate import NoSampler
+from jax_ragrl.runtime.progress import progress
 from jax_ragrl.systems.baselines.standard import direct
 from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.systems.registry import system_module
@@ -151,7 +152,9 @@ def known_questions(
 ) -> frozenset[str]:
     """Returns the ids of the questions that a model answers right without passages (cover-EM)."""
     environment = Environment(NoSampler(), retriever, llm)
-    forest = collect(direct(style), single_chain, questions, environment)
+    # A loop of its own: the demonstrations count each question once.
+    with progress("answers from memory", "question", len(questions)):
+        forest = collect(direct(style), single_chain, questions, environment)
     pairs = zip(questions, forest.leaves(), strict=True)
     return frozenset(
         q.id for q, leaf in pairs if leaf and cover_match_tokens(leaf.answer or "", q.answers)
