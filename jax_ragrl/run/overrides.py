@@ -139,5 +139,5 @@ def _literal(text: str) -> Any:
         return text == "true"
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):  # a list as the key of a mapping
         return text

@@ -69,8 +69,10 @@ def test_extra_fields_come_from_command_line_or_config():
         "a": {"b": False},
         "max_tokens": None,
     }
-    with pytest.raises(UserError, match="config.llm.extra_body is 3: it must be a section of keys"):
-        convert(LLM, values["llm"] | {"extra_body": 3}, "config.llm")
+    for text in ("3", "{[1]: 2}"):  # the second one is no literal of Python
+        override(values, [f"--config.llm.extra_body={text}"])
+        with pytest.raises(UserError, match="extra_body is .*: it must be a section of keys"):
+            convert(LLM, values["llm"], "config.llm")
 
 
 def test_a_key_may_end_in_a_newline_and_a_server_of_ones_own_needs_none(monkeypatch):
