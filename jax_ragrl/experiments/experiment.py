@@ -17,7 +17,7 @@ from jax_ragrl.report.build import build_report
 from jax_ragrl.rollout.policy import SamplerModels
 from jax_ragrl.rollout.system import System
 from jax_ragrl.run.build import build_components
-from jax_ragrl.run.claims import claim_questions
+from jax_ragrl.run.claims import claim_questions, steps_taken
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
@@ -119,7 +119,7 @@ def evaluate_trained(
     Returns one row per evaluation, see `evaluations` and `result_row`.
     """
     file = workdir / "trained.json"
-    key = {"asked": fingerprint(questions), "steps": _steps_taken(job, workdir)}
+    key = {"asked": fingerprint(questions), "steps": steps_taken(workdir)}
     # One process reads for all, as in `evaluate_baselines`.
     row = on_process_zero(lambda: json.loads(file.read_text("utf-8")) if file.exists() else {})
     if key.items() <= row.items():
@@ -189,7 +189,7 @@ def summarize(
     warm = before["warm_start"]["scores"]
     gains = {name: paired_gain(warm[name], scores) for name, scores in after_row["scores"].items()}
     total = sum(after_row["strategies"].values())
-    steps = _steps_taken(job, workdir)
+    steps = steps_taken(workdir)
     # The trained policy is last, after its fixed strategies.
     all_rows = {**before, **rows, "trained": after_row}
     return {
@@ -212,13 +212,6 @@ def summarize(
         "checkpoint": str(workdir / "checkpoints" / str(steps)) if steps else job.policy,
         "report": str(workdir / "report.html"),
     }
-
-
-def _steps_taken(job: Job, workdir: pathlib.Path) -> int:
-    """The step of the newest checkpoint: with patience or a budget a run may end early."""
-    folder = workdir / "checkpoints"
-    steps = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
-    return max(steps, default=job.run.steps)
 
 
 def headline_metric(job: Job, *, has_judge: bool) -> str:

@@ -47,8 +47,7 @@ def claim_versions(workdir: pathlib.Path, *, is_free: bool) -> None:
 
     def append() -> None:
         if not history or {**history[-1], "step": 0} != {**now, "step": 0}:
-            steps = [x.name for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
-            write_json(file, [*history, {"step": max(map(int, steps), default=0), **now}])
+            write_json(file, [*history, {"step": steps_taken(workdir), **now}])
 
     all_gather_object(check)
     on_process_zero(append)
@@ -58,6 +57,12 @@ def version_changes(workdir: pathlib.Path) -> dict[str, float]:
     """Returns `version_changes`, how often a run was continued with others; nothing if never."""
     count = len(_record(workdir / VERSIONS, list, dict, "list of objects") or ()) - 1
     return {"version_changes": float(count)} if count > 0 else {}
+
+
+def steps_taken(workdir: pathlib.Path) -> int:
+    """Returns the step of the newest checkpoint, which may be less than `run.steps`; 0: none."""
+    folder = workdir / "checkpoints"
+    return max((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), default=0)
 
 
 def has_results(workdir: pathlib.Path) -> bool:

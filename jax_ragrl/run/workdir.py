@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
-from jax_ragrl.run.claims import claim_versions, has_results
+from jax_ragrl.run.claims import claim_versions, has_results, steps_taken
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.lock import lock_folder
@@ -23,11 +23,13 @@ def claim_workdir(
     use or holds results of another config or version of JAX.
     """
     job, file = load_job(values), workdir / "config.json"
-    # A learning rate that does not depend on the length of a run permits extending the run.
-    free = (*LOCATION_KEYS, "config.run.steps") if job.optimizer.steady else LOCATION_KEYS
     # 1. All hosts must see one folder, or each would save a config for itself.
     check_shared_folder(workdir)
     on_process_zero(lambda: lock_folder(workdir, place))
+    # A learning rate that does not depend on the length of a run permits extending the run.
+    is_longer = on_process_zero(lambda: steps_taken(workdir)) <= job.run.steps
+    is_free = job.optimizer.steady and is_longer
+    free = (*LOCATION_KEYS, "config.run.steps") if is_free else LOCATION_KEYS
     # 2. One process writes, because several writers would replace each other's file.
     on_process_zero(
         lambda: save_config(file, values, free=free, renew=not has_results(workdir), place=place)

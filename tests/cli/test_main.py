@@ -68,6 +68,13 @@ def test_a_constant_learning_rate_permits_a_longer_run(tmp_path):
         longer = load_config(None, [*args, "--config.run.steps=9"])
         if schedule == "constant":
             assert claim_workdir(longer, tmp_path).run.steps == 9
+            (tmp_path / "checkpoints" / "7").mkdir(parents=True)
+            for steps in (7, 6):  # it has taken 7
+                fewer = load_config(None, [*args, f"--config.run.steps={steps}"])
+                if steps == 7:
+                    claim_workdir(fewer, tmp_path)
+            with pytest.raises(UserError, match=r"config\.run\.steps differs"):
+                claim_workdir(fewer, tmp_path)
     with pytest.raises(UserError, match=r"config\.run\.steps differs"):
         claim_workdir(longer, tmp_path)
 
