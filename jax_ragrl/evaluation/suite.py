@@ -51,6 +51,7 @@ from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.index import load_retriever, server_retriever
 from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.run.models import policy_folder
+from jax_ragrl.run.pipeline import stored_models
 from jax_ragrl.run.short_names import SERVER, parse_index
 from jax_ragrl.run.world_folder import FILE as WORLD
 from jax_ragrl.run.world_folder import READER
@@ -246,7 +247,10 @@ def _passages_of(settings: TableSettings, data: DataSet, workdir: pathlib.Path) 
         return {"corpus": _load_passages(settings, data, workdir).fingerprint}
     assert settings.index_folder is not None, "the set is searched with it"
     # The description holds the fingerprint of the passages, and the settings of the index.
-    description = json.dumps(read_description(settings.index_folder), sort_keys=True)
+    facts = read_description(settings.index_folder)
+    if models := stored_models(facts, settings.index_folder):
+        facts["models"] = models
+    description = json.dumps(facts, sort_keys=True)
     return {"index": hashlib.sha256(description.encode()).hexdigest()[:16]}
 
 

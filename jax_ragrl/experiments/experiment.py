@@ -17,7 +17,7 @@ from jax_ragrl.report.build import build_report
 from jax_ragrl.rollout.policy import SamplerModels
 from jax_ragrl.rollout.system import System
 from jax_ragrl.run.build import build_components
-from jax_ragrl.run.claims import claim_questions, steps_taken
+from jax_ragrl.run.claims import claim_data, claim_models, steps_taken
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
@@ -46,8 +46,9 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     start = time.perf_counter()
     components = build_components(job, workdir)
     questions = components.questions["test"][: job.run.test_questions]
-    # Before the baselines, whose scores belong to these questions.
-    claim_questions(components.questions, workdir)
+    # Before the baselines, whose scores belong to these data and weights.
+    claim_data(components.retriever, components.questions, workdir)
+    claim_models(job, workdir, is_trained=False)
     # Before the training: an environment that fails is reported within minutes, not hours.
     before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
     models = acting_models(train(job, components, workdir))

@@ -25,6 +25,7 @@ from jax_ragrl.models.encoder import check_ids, load_tokenizer
 from jax_ragrl.models.modernbert import ModernBertConfig
 from jax_ragrl.models.module_weights import Path, leaf_name, load_module
 from jax_ragrl.models.pooling import ACTIVATIONS, first_pool, mean_pool
+from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.models.sentence_files import max_length, read_json
 from jax_ragrl.models.text_batches import length_batches, pad_rows
 from jax_ragrl.runtime.dispatch import in_order
@@ -111,13 +112,20 @@ def score_tokens(
 class CrossEncoder:
     """Scores pairs of texts of at most `longest` tokens; `load_cross_encoder` returns one.
 
-    `activation`, a key of `pooling.ACTIVATIONS`, is that of the logits.
+    `activation`, a key of `pooling.ACTIVATIONS`, is that of the logits; `weights` is a checksum.
     """
 
     def __init__(
-        self, model: ScoreModel, tokenizer: Any, backbone: Backbone, longest: int, activation: str
+        self,
+        model: ScoreModel,
+        tokenizer: Any,
+        backbone: Backbone,
+        longest: int,
+        activation: str,
+        weights: str,
     ):
         self.backbone, self.longest, self.activation = backbone, longest, activation
+        self.weights = weights
         self._graph, self._state = nnx.split(model)
         self._tokenizer = tokenizer
 
@@ -180,9 +188,9 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
     # A tokenizer may accept more tokens than the model has positions.
     longest = min(max_length(folder), backbone.max_length)
     tokenizer = load_tokenizer(folder, backbone)
-    return CrossEncoder(
-        _load_model(folder, backbone, spec), tokenizer, backbone, longest, score_activation(fields)
-    )
+    model, activation = _load_model(folder, backbone, spec), score_activation(fields)
+    weights = weights_checksum(folder)
+    return CrossEncoder(model, tokenizer, backbone, longest, activation, weights)
 
 
 def score_activation(fields: dict[str, Any]) -> str:

@@ -7,9 +7,11 @@ file replaces the index. The files of the former version are deleted afterwards.
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import re
 import shutil
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +62,11 @@ def encoder_source(description: Mapping[str, Any]) -> str:
     """Returns the name or folder of the encoder of an index."""
     encoder = description.get("encoder", {"kind": "none"})
     return str(encoder.get("source", encoder["kind"]))
+
+
+def encoder_checksum(encoder: Mapping[str, Any]) -> str:
+    """Returns a checksum of what an encoder says of itself, without its path: a folder may move."""
+    return f"{zlib.crc32(json.dumps({**encoder, 'source': ''}, sort_keys=True).encode()):08x}"
 
 
 def reading_facts(corpus: Corpus) -> dict[str, Any]:

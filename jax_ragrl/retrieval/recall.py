@@ -10,7 +10,11 @@ from typing import Any
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.dense import DenseRetriever
+from jax_ragrl.retrieval.description import encoder_checksum
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.measures import DEPTH, KS, answers_in, example_names, measure, missing_gold
+from jax_ragrl.retrieval.rerank import PairReranker, RerankedRetriever
 from jax_ragrl.types import Hits, Passage, Question
 
 Measure = Callable[[Question, Sequence[Passage]], Mapping[str, float]]
@@ -97,6 +101,20 @@ def trained_builds(retriever: Any) -> list[str]:
     """Returns fingerprint and build of each trained searcher (`DenseRetriever.build`), sorted."""
     parts = [part for part in parts_of(retriever) if getattr(part, "build", "")]
     return sorted(f"{part.fingerprint} {part.build}" for part in parts)
+
+
+def model_checksums(retriever: Any) -> list[str]:
+    """Returns a checksum of each encoder with weights and of each cross-encoder, in their order.
+
+    Hashed words are a function of their corpus.
+    """
+    checksums = []
+    for part in parts_of(retriever):
+        if isinstance(part, DenseRetriever) and not isinstance(part.encoder, HashedEncoder):
+            checksums.append(encoder_checksum(part.encoder.describe()))
+        elif isinstance(part, RerankedRetriever) and isinstance(part.reranker, PairReranker):
+            checksums.append(part.reranker.model.weights)
+    return checksums
 
 
 def describe_quality(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,12 @@ from jax_ragrl.json_text import loads
 from jax_ragrl.llm.kinds import LLM, LocalLLMConfig
 from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.recall import corpus_fingerprints, report_gold, trained_builds
+from jax_ragrl.retrieval.recall import (
+    corpus_fingerprints,
+    model_checksums,
+    report_gold,
+    trained_builds,
+)
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.models import initial_models, policy_folder
 from jax_ragrl.runtime.jsonl import write_json
@@ -23,6 +29,7 @@ from jax_ragrl.types import Question
 
 VERSIONS = "versions.json"
 BASES, TOKENIZERS, FROZEN = "bases.json", "tokenizers.json", "frozen.json"
+SEARCH_MODELS, FILES = "search_models.json", "files.json"
 DECISIONS = "decisions.jsonl"  # of an audit of credit, see `bench.credit`
 COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
 
@@ -74,7 +81,7 @@ def has_results(workdir: pathlib.Path) -> bool:
 def claim_data(
     retriever: Retriever, questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path
 ) -> None:
-    """Records the questions, corpora and indexes of a run, and reports gold that the corpora lack.
+    """Records the questions, corpora and retriever of a run, and reports gold that they lack.
 
     `UserError` if `workdir` holds results of others.
     """
@@ -110,7 +117,7 @@ def claim_questions(questions: Mapping[str, Sequence[Question]], workdir: pathli
 
 
 def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
-    """Records the trained searchers of a run's indexes; `UserError` if `workdir` has others.
+    """Records trained searchers, encoders and rerankers; `UserError` if `workdir` has others.
 
     A searcher of ScaNN is a function of its vectors for one release of ScaNN and one kind of
     processor. Another one returns other hits, and a resumed run would not end as a whole one.
@@ -123,6 +130,10 @@ def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
             "use the former index (index.folder) or another folder, or delete the file to use "
             "this index",
         )
+    if models := model_checksums(retriever):
+        what = "the encoders and rerankers"
+        remedy = "restore them and the former index (index.folder), or give another folder"
+        _claim(workdir / SEARCH_MODELS, models, what, remedy)
 
 
 def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
@@ -142,7 +153,12 @@ def content_of(
     return {
         "questions": fingerprint(questions),
         "corpora": " ".join(corpus_fingerprints(retriever)),
-        "weights": " ".join(weights_checksum(policy_folder(model)) for model in models),
+        "weights": " ".join(
+            [
+                *(weights_checksum(policy_folder(model)) for model in models),
+                *model_checksums(retriever),
+            ]
+        ),
     }
 
 
@@ -154,7 +170,7 @@ def local_models(*llms: LLM) -> list[str]:
 def claim_models(
     job: Job, workdir: pathlib.Path, *, is_reader: bool = False, is_trained: bool = True
 ) -> None:
-    """Records what a run takes from the folders of its models, and its checkpoints lack.
+    """Records what a run takes from its models and the files of its recipe, not from checkpoints.
 
     These are the tokenizers and chat templates of its policies, the weights below its adapters (of
     a policy that is not trained, all weights), and the weights of its frozen language models.
@@ -176,6 +192,9 @@ def claim_models(
     if frozen:
         now = [f"{name} {weights_checksum(policy_folder(x))}" for name, x in frozen]
         claims.append((FROZEN, "the frozen models", "config.llm and config.judge", now))
+    if job.recipe.files and not is_reader:
+        now = [f"{zlib.crc32(pathlib.Path(x).read_bytes()):08x}" for x in job.recipe.files]
+        claims.append((FILES, "the files", "config.recipe", now))
     for file, what, key, now in claims:
         remedy = f"restore them in {key}, or train in another folder"
         _claim(workdir / file, now, what, remedy, is_reader=is_reader)

@@ -13,8 +13,14 @@ from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.listwise import ListwiseReranker
+from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.description import FILE, encoder_source, read_description
+from jax_ragrl.retrieval.description import (
+    FILE,
+    encoder_checksum,
+    encoder_source,
+    read_description,
+)
 from jax_ragrl.retrieval.fuse import FusedRetriever
 from jax_ragrl.retrieval.kinds import (
     LISTWISE,
@@ -25,6 +31,7 @@ from jax_ragrl.retrieval.kinds import (
     VectorIndex,
 )
 from jax_ragrl.retrieval.rerank import RerankedRetriever, Reranker, load_cross_encoder
+from jax_ragrl.run.models import policy_folder
 from jax_ragrl.runtime.multihost import process_zero_first
 
 # A call, because a local model is loaded only if it is needed.
@@ -92,6 +99,20 @@ def pipeline_of(description: Mapping[str, Any], folder: pathlib.Path) -> Pipelin
     names = [field.name for field in dataclasses.fields(PipelineIndex)]
     values = {name: description[name] for name in names if name in description}
     return build(PipelineIndex, values | {"folder": str(folder)}, "index")
+
+
+def stored_models(description: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
+    """Returns checksums of the models of an index that its `index.json` names by path alone.
+
+    These are the encoders and the reranker of a pipeline; an index of vectors has that of its own.
+    """
+    if description["kind"] != PipelineIndex.kind:
+        return []
+    index = pipeline_of(description, folder)
+    parts = [part for part in placed_sections(index, folder) if isinstance(part, VectorIndex)]
+    encoders = [encoder_checksum(read_description(part.folder)["encoder"]) for part in parts]
+    is_model = index.rerank not in ("", LISTWISE)
+    return encoders + ([weights_checksum(policy_folder(index.rerank))] if is_model else [])
 
 
 def with_stored_encoders(index: PipelineIndex, folder: pathlib.Path) -> PipelineIndex:

@@ -149,6 +149,7 @@ class Recipe:
       width: the most actions that the expander samples per prompt; it sizes batches.
       reads_leaves: whether the credit depends on the rewards of leaves.
       priced: whether actions pay prices, which are small beside the reward of the answer.
+      files: the files that the training reads, whose content is part of a run.
     """
 
     system: System
@@ -168,6 +169,7 @@ class Recipe:
     trainable: Callable[[Forest], np.ndarray] | None = None
     reads_leaves: bool = True
     priced: bool = False
+    files: tuple[str, ...] = ()
 
     @property
     def evaluation_system(self) -> System:

@@ -27,6 +27,7 @@ from jax_ragrl.runtime.jsonl import write_rows
 from tests.llm.server import serving
 from tests.retrieval.engine import engine, pages
 
+TINY_BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 COSTS = dict.fromkeys(
     ("llm_prompt_tokens", "llm_completion_tokens", "policy_tokens", "policy_calls"), 2.0
 ) | {"retrieval_calls": 1.5, "llm_calls": 3.0}
@@ -233,6 +234,22 @@ def test_cells_of_other_weights_under_the_same_name_are_refused(table_of, sets, 
     assert "weights" in capsys.readouterr().err
 
 
+def test_cells_of_a_pipeline_of_other_weights_under_the_same_name_are_refused(
+    table_of, sets, capsys
+):
+    shutil.copytree(TINY_BERT, sets / "encoder")
+    build = ["data", "index", "--corpus=corpus.jsonl", "--retrievers=bm25,encoder", "--out=index"]
+    args = ["s=one.jsonl@corpus.jsonl", "--corpus=corpus.jsonl", "--index=index", "--systems"]
+    assert main(build) == table_of(*args, "direct") == table_of(*args, "direct,ircot") == 0
+    weights = sets / "encoder" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    shutil.rmtree(sets / "index")
+    assert main(build) == 0
+    assert table_of(*args, "direct,self_rag") == 2
+    assert "another corpus or index than index" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "file"),
     [
@@ -373,7 +390,8 @@ def test_the_shared_index_is_recognized_by_its_resolved_path(sets, monkeypatch):
     monkeypatch.chdir(sets)
     monkeypatch.setattr(suite, "open_retriever", lambda settings: "the given index")
     monkeypatch.setattr(suite, "build_context", lambda settings, models, retriever: retriever)
-    monkeypatch.setattr(suite, "read_description", lambda folder: {"corpus": "its passages"})
+    description = {"corpus": "its passages", "kind": "exact"}
+    monkeypatch.setattr(suite, "read_description", lambda folder: description)
     corpus, index = pathlib.Path("corpus.jsonl"), pathlib.Path("index")
     settings = TableSettings(corpus, None, index, ("direct",), "tiny", "tiny", "tiny", 2, 0)
     data = DataSet("one", sets / "one.jsonl", sets / "corpus.jsonl")

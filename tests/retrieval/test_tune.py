@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import types
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import scann
 from jax_ragrl.retrieval.dense import DenseRetriever
+from jax_ragrl.retrieval.fuse import FusedRetriever
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index, open_index, read_description
 from jax_ragrl.retrieval.kinds import VectorIndex
+from jax_ragrl.retrieval.rerank import PairReranker, RerankedRetriever
 from jax_ragrl.retrieval.scann import ScannSearcher, Setting, build_scann, hash_files
 from jax_ragrl.retrieval.tune import (
     K,
@@ -24,7 +27,7 @@ from jax_ragrl.retrieval.tune import (
     tenth_scores,
     tune,
 )
-from jax_ragrl.run.claims import claim_builds
+from jax_ragrl.run.claims import claim_builds, content_of
 from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.types import Passage
 from tests.retrieval.test_searchers import clustered
@@ -171,7 +174,8 @@ def test_a_run_refuses_an_index_of_another_recall(corpus, tmp_path):
 
 def test_a_resumed_run_refuses_another_build_of_its_index(tmp_path):
     def retriever(build):
-        return DenseRetriever(Corpus((Passage("p", "t", "x"),)), None, None, build)
+        corpus = Corpus((Passage("p", "t", "x"),))
+        return DenseRetriever(corpus, HashedEncoder.fit(corpus.passages), None, build)
 
     first, second = (retriever(hashlib.sha256(name).hexdigest()) for name in (b"1", b"2"))
     claim_builds(first, tmp_path)
@@ -183,3 +187,21 @@ def test_a_resumed_run_refuses_another_build_of_its_index(tmp_path):
     (tmp_path / "index_builds.json").unlink()
     claim_builds(first, tmp_path)
     claim_builds(retriever(""), tmp_path)  # hits that depend on the vectors alone
+
+
+def test_a_resumed_run_refuses_another_encoder_or_reranker_of_the_same_path(tmp_path):
+    """Such as those of another index, whose folder a resumed run may change."""
+
+    def retriever(encoder="1", reranker="1", source="here"):
+        facts = {"kind": "bert", "source": source, "weights": encoder}
+        fake = types.SimpleNamespace(describe=lambda: facts)
+        fused = FusedRetriever((DenseRetriever(Corpus(()), fake, None),), (1.0,))
+        return RerankedRetriever(fused, PairReranker(types.SimpleNamespace(weights=reranker)))
+
+    (tmp_path / "baselines.json").touch()
+    claim_builds(retriever(), tmp_path)
+    claim_builds(retriever(source="moved"), tmp_path)
+    for other in (retriever("2"), retriever("1", "2")):
+        with pytest.raises(UserError, match="begun with the encoders and rerankers .* restore"):
+            claim_builds(other, tmp_path)
+        assert content_of((), other, ())["weights"] != content_of((), retriever(), ())["weights"]

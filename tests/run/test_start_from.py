@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.experiments import experiment
+from jax_ragrl.experiments.experiment import quickstart
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.claims import BASES, FROZEN, TOKENIZERS
+from jax_ragrl.run.claims import BASES, FROZEN, TOKENIZERS, claim_models
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.start_from import check_adapters, start_policies
 from jax_ragrl.training import loop
+from tests.tiny import saved_policy
 from tests.training.test_outage import ROLL_OUT, roll_out_nothing, small_run, small_values
 
+OPERA = CONFIGS / "tiny" / "opera.py"
 LORA = {"rank": 2, "alpha": 4.0, "targets": ("q_proj", "v_proj")}
 
 
@@ -101,3 +106,41 @@ def test_a_run_keeps_its_tokenizers_and_frozen_models(tmp_path, monkeypatch, fil
     reads_it = pytest.raises(UserError) if record == TOKENIZERS else contextlib.nullcontext()
     with reads_it:
         trained_policies(job, parts.policies, run)
+
+
+def test_a_run_keeps_the_files_of_its_recipe(tmp_path):
+    """A pool of experts, which each step imitates, may be written again under its name."""
+    pool = tmp_path / "pool.jsonl"
+    pool.touch()
+    config, off = (
+        load_config(
+            OPERA,
+            [f"--config.recipe.expert_pool={pool}", f"--config.recipe.expert.when={when}"],
+        )
+        for when in ("always", "off")
+    )
+    (tmp_path / "baselines.json").touch()
+    claim_models(load_job(config), tmp_path)
+    pool.write_text("{}")
+    claim_models(load_job(off), tmp_path)
+    with pytest.raises(UserError, match=r"begun with the files .*config\.recipe"):
+        claim_models(load_job(config), tmp_path)
+
+
+def test_an_interrupted_quickstart_keeps_the_weights_of_its_baselines(tmp_path, monkeypatch):
+    """The gain of a training would be over the scores of another warm start."""
+
+    def interrupted(job, parts, questions, file):
+        file.touch()
+        raise RuntimeError
+
+    saved_policy(tmp_path)
+    job = load_job(values(tmp_path, lora=None))
+    monkeypatch.setattr(experiment, "evaluate_baselines", interrupted)
+    with pytest.raises(RuntimeError):
+        quickstart(job, tmp_path)
+    (weights,) = (tmp_path / "policy").glob("*.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match="begun with the weights"):
+        quickstart(job, tmp_path)

@@ -199,8 +199,10 @@ def recipe(settings: Settings) -> Recipe:
     # Single actions leave nothing to compare at a decision: compare whole rollouts.
     if settings.group_size == 1:
         return base
+    pool = settings.expert_pool if settings.expert.when != "off" else ""
     return dataclasses.replace(
         base,
+        files=(pool,) if pool not in ("", WORLD) else (),
         compare=functools.partial(sibling_advantages, injection=settings.expert),
         expander=functools.partial(groups, settings=settings),
         width=settings.group_size,
