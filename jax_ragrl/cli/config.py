@@ -74,11 +74,13 @@ def run_validate(options: argparse.Namespace) -> None:
 
 
 def run_config(options: argparse.Namespace) -> None:
-    if not options.file:
+    if not (options.file or options.config):
         for name, summary in shipped_configs().items():
             print(f"{name:<36}  {summary}")
         return
-    values = load_config(local(options.file), options.config)
+    if options.file and any(text.startswith("--config=") for text in options.config):
+        raise UserError(f"{options.file} and --config=FILE are two config files: give one of them")
+    values = load_config(options.file and local(options.file), options.config)
     from jax_ragrl.validation.config import keys_of
 
     prefix = f"{options.key}." if options.key else ""

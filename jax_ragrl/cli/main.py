@@ -171,6 +171,9 @@ def _resource_message(error: Exception) -> str:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the arguments; config options remain, unparsed, in the list `config`."""
+    arguments = _join_config_values(argv)
+    # argparse takes an option with a blank, such as --config.mesh="(1, 2)", for a positional one.
+    config = [text for text in arguments if re.match(r"--config([=.]|$)", text)]
     parser, names = _parser()
     # argparse would reject an unknown command with a list of all commands and no suggestion.
     for holder, word in zip(("", *argv), argv[:2], strict=False):
@@ -185,8 +188,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             command = f"ragrl {holder}".strip()
             raise UserError(f"unknown command {word!r}: {hint}run {command!r} to list the commands")
     # The options of a config depend on its file, so `load_config` parses them later.
-    options, rest = parser.parse_known_args(_join_config_values(argv))
-    if unknown := [r for r in rest if not (options.takes_config and r.startswith("--config"))]:
+    options, rest = parser.parse_known_args([text for text in arguments if text not in config])
+    if unknown := rest + ([] if options.takes_config else config):
         # Without their values, which argparse cannot tell from positional arguments.
         unknown = [x for x in unknown if x.startswith("-")] or unknown
         command = f"ragrl {options.name}".strip()
@@ -194,7 +197,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             f"'{command}' does not take {' '.join(unknown)!r}: '{command} --help' lists its "
             "arguments"
         )
-    options.config = rest
+    options.config = config
     return options
 
 

@@ -304,6 +304,17 @@ def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):
     assert "--config.run.steps has no value" in line
 
 
+def test_config_options_with_a_blank_are_no_positional_arguments(capsys):
+    options = [f"--config={CONFIG}", "--config.mesh=(1, 1, -1)", "--config.policy=my models/x"]
+    assert main(["config", "show", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "\nmesh = (1, 1, -1)" in shown and "\npolicy = 'my models/x'" in shown
+    assert "one of them" in error_line(capsys, "config", "show", "x.py", *options)
+    line = error_line(capsys, "ask", *options, "Who?", "--workdir=none")
+    assert "--config=FILE" in line and "does not take" not in line
+    assert "does not take '--config.policy=" in error_line(capsys, "report", "none", options[-1])
+
+
 COMMANDS = [f"{h} {x}".strip() for h, words in _parser()[1].items() for x in words]
 CONFIGURED = ("train", "ask", "serve", "warmup tiny", "config plan")
 
