@@ -74,7 +74,9 @@ def real_quickstart(
     steps = equal_time_steps(workdir)
     print(f"6 of 6: {steps} supervised steps, which take as long as 4", file=sys.stderr)
     run = dataclasses.replace(run, policy=str(warm), steps=steps)
-    row = _supervised_row(job, _trained_on(run, all_demos, workdir / "supervised"), workdir)
+    # A run that is made longer has a longer alternative.
+    folder = workdir / f"supervised-{steps}"
+    row = _supervised_row(job, _trained_on(run, all_demos, folder), folder.with_suffix(".json"))
     after = json.loads((workdir / "trained.json").read_text(encoding="utf-8"))
     metric = headline_metric(job, has_judge=job.judge.kind != "none")
     over = paired_gain(row["scores"][metric], after["scores"][metric])
@@ -122,17 +124,16 @@ def equal_time_steps(workdir: pathlib.Path) -> int:
     return max(1, round(training / usual))
 
 
-def _supervised_row(job: Job, checkpoint: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
+def _supervised_row(job: Job, checkpoint: pathlib.Path, file: pathlib.Path) -> dict[str, Any]:
     """Evaluates a checkpoint on the held-out questions, or reads its scores."""
-    file = workdir / "supervised.json"
     if file.is_file():
         row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return row
     job = dataclasses.replace(job, policy=str(checkpoint))
-    parts = build_components(job, workdir)
+    parts = build_components(job, file.parent)
     questions = parts.questions["test"][: job.run.test_questions]
     result = evaluate_models(job, parts, parts.models(), questions)
     result.check_answered()
-    write_predictions(workdir, "supervised", questions, result)
+    write_predictions(file.parent, "supervised", questions, result)
     write_json(file, result_row(result))
     return result_row(result)

@@ -110,6 +110,16 @@ def run(tmp_path, monkeypatch):
     return run
 
 
+def test_the_alternative_to_a_longer_run_is_trained_longer(run, monkeypatch):
+    seen = []
+    stub = lambda _, model, file: seen.append((model, file)) or SUPERVISED  # noqa: E731
+    monkeypatch.setattr(real, "_supervised_row", stub)
+    for steps in (1, 2, 2):
+        monkeypatch.setattr(real, "equal_time_steps", lambda _, steps=steps: steps)
+        assert run()["supervised_steps"] == steps
+    assert len(set(seen)) == 2 and len({*map(str, sum(seen, ()))}) == 4
+
+
 def test_the_gain_over_supervision_has_the_metric_of_the_headline(run):
     def gain(summary):
         return summary["accuracy"]["supervised"], summary["gain_over_supervised"]["mean"]
