@@ -78,6 +78,11 @@ def _read_config(
         )
         values(argv)
         config: Any = values.config
+    except ImportError as error:
+        raise UserError(
+            f"config {file}: {error}: PYTHONPATH must include the folder of a module, also if that "
+            "is the folder of the config"
+        ) from error
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         if isinstance(error, KeyError):

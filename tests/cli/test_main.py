@@ -304,6 +304,13 @@ def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):
     assert "--config.run.steps has no value" in line
 
 
+def test_a_config_that_imports_its_neighbor_says_what_python_needs(tmp_path, capsys):
+    (tmp_path / "neighbor.py").touch()
+    (tmp_path / "own.py").write_text("import neighbor\n")
+    line = error_line(capsys, "config", "show", f"--config={tmp_path}/own.py")
+    assert "No module named 'neighbor': PYTHONPATH must include" in line
+
+
 def test_config_options_with_a_blank_are_no_positional_arguments(capsys):
     options = [f"--config={CONFIG}", "--config.mesh=(1, 1, -1)", "--config.policy=my models/x"]
     assert main(["config", "show", *options]) == 0
