@@ -71,6 +71,10 @@ THREADS = (
     "the system starts no further thread ({}): end other programs, or raise the limit of processes "
     "(ulimit -u) or of memory (ulimit -v)"
 )
+DEVICES = (
+    "JAX finds no device ({}): install its package (the extras cuda, cuda12 and tpu) and check the "
+    "driver (nvidia-smi), or unset JAX_PLATFORMS"
+)
 # Parts of messages, in lower case, of JAX, NumPy, the system and its loader of libraries.
 EXHAUSTED = {
     "can't start new thread": THREADS,
@@ -79,6 +83,7 @@ EXHAUSTED = {
     "out of memory": MEMORY,
     "cannot allocate memory": MEMORY,
     "failed to map segment": MEMORY,
+    "unable to initialize backend": DEVICES,
 }
 CLOSED_LOOP = "Event loop is closed"  # the error of asyncio
 CONFIG_OPTION = re.compile(r"--config(\.[^=]+)?")  # without a value
@@ -113,7 +118,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     # TensorStore raises ValueError when the disk is full; errors of JAX are of RuntimeError.
-    except (OSError, ValueError, MemoryError, RuntimeError, ImportError) as error:
+    except (
+        OSError,
+        ValueError,
+        MemoryError,
+        RuntimeError,
+        ImportError,
+        AssertionError,
+    ) as error:
         if not (message := _resource_message(error)):
             raise
         return _report_error(message)
@@ -154,7 +166,7 @@ def _report_unraisable(event: sys.UnraisableHookArgs) -> None:
 
 
 def _resource_message(error: Exception) -> str:
-    """The message for a lack of disk, memory or threads, or a bad file; empty for other errors."""
+    """The message for a lack of disk, memory, threads or devices, or a bad file; else empty."""
     text = " ".join(str(error).split())
     for part, message in DISK_ERRORS.items():
         if part in text:
@@ -162,6 +174,12 @@ def _resource_message(error: Exception) -> str:
     for part, message in EXHAUSTED.items():
         if part in text.lower():
             return message.format(text[:200])
+    # JAX asserts without a message that a platform has a device, and removes its own frames.
+    if isinstance(error, AssertionError) and "jax" in sys.modules:
+        try:
+            sys.modules["jax"].devices()
+        except AssertionError:
+            return DEVICES.format(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}")
     if isinstance(error, MemoryError):
         return MEMORY.format(text[:200] or "of this machine")
     if isinstance(error, OSError) and error.filename is not None:

@@ -176,6 +176,16 @@ def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(monkeypatch, caps
     assert message in line and re.search(r"ragrl config plan|ulimit -u", line)
 
 
+def test_a_platform_without_a_device_is_one_line_with_a_remedy():
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "jax_ragrl", "bench", "sample"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "cuda" in done.stderr and "the extras cuda, cuda12 and tpu" in done.stderr
+
+
 def test_an_index_may_be_in_a_parent_folder(tmp_path, monkeypatch):
     (tmp_path / "c.jsonl").write_text('{"id": "1", "title": "a", "text": "b"}')
     (tmp_path / "below").mkdir()
