@@ -55,11 +55,14 @@ def export_run(
     values = load_saved_config(run.folder / "config.json")
     job = load_job(values)
     name = policy_name(job, policy)
+    # Once: a run in training will have a newer checkpoint by the time of the card.
+    step = run.open()[1]
+    opened = run._replace(name=str(step)) if run.name == NEWEST else run
     check_new(out)  # before the repository, so that no empty one is left behind
     target = reserve(push_to, public=public) if push_to else None
     # On one device, because the run's mesh may need a larger machine. In float32, so that merging
     # an adapter loses no precision.
-    policies = trained_policies(job, load_policies(job, None, "float32")[0], run)
+    policies = trained_policies(job, load_policies(job, None, "float32")[0], opened)
     model = dict(job.policies).get(name, job.policy)
     folder, decoder = policy_folder(model), policies[name]
     if adapter:
@@ -67,7 +70,6 @@ def export_run(
         result = export_adapter(decoder, out, *base)
     else:
         result = export(decoder, out, folder, dtype=dtype)
-    step = run.open()[1]
     thinks = any(r.thinking for r in job.recipe.system.roles.values() if r.policy == name)
     if not adapter:
         set_thinking_default(result.folder, thinking=thinks)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import jax
 import pytest
@@ -10,8 +11,10 @@ from huggingface_hub import constants
 from jax_ragrl.cli.main import CONFIGS, load_config, main
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.export import run
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.run import adapter_base
+from jax_ragrl.export.weights import export
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
@@ -169,7 +172,7 @@ def test_the_base_of_an_adapter_has_a_name_and_a_revision_that_peft_loads(tmp_pa
         assert all(adapter_base(model, tmp_path, is_published=x) == base for x in (True, False))
 
 
-def test_the_card_of_a_checkpoint_has_the_score_of_its_step(tmp_path):
+def test_the_card_of_a_checkpoint_has_the_score_of_its_step(tmp_path, monkeypatch):
     write_run(tmp_path)
     rows = [{"step": 1, "eval/accuracy": 0.25}, {"step": 2, "eval/accuracy": 0.5}]
     metrics = "".join(f"{json.dumps(row)}\n" for row in rows)
@@ -177,3 +180,11 @@ def test_the_card_of_a_checkpoint_has_the_score_of_its_step(tmp_path):
     out = tmp_path / "out"
     assert main(["export", f"{tmp_path}/run@1", "--out", str(out), "--dtype", "float32"]) == 0
     assert "25.0 % on development questions after step 1" in (out / "README.md").read_text()
+
+    def later(*args, **options):
+        shutil.copytree(tmp_path / "run/checkpoints/1", tmp_path / "run/checkpoints/2")
+        return export(*args, **options)
+
+    monkeypatch.setattr(run, "export", later)  # a run in training has a newer checkpoint soon
+    assert main(["export", f"{tmp_path}/run", "--out", f"{out}2", "--dtype", "float32"]) == 0
+    assert "| steps | 1, each" in (tmp_path / "out2" / "README.md").read_text()
