@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jax_ragrl.corpus.formats.files import Record, field, text
+from jax_ragrl.corpus.formats.files import Record, field, optional_text, text
 from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads
@@ -149,7 +149,9 @@ def to_passage(document: Record) -> Passage:
     if isinstance(fields.get("title"), str) and isinstance(fields.get("text"), str):
         title, body = fields["title"], fields["text"]
     else:
-        title, body = split_contents(field(document, "contents", str))
+        title, body = split_contents(
+            field(document, "contents", str), optional_text(document, "title")
+        )
     if fields.get("id") is not None:
         name = text(document, "id")
     else:

@@ -7,7 +7,9 @@ import pytest
 
 from jax_ragrl.corpus import formats
 from jax_ragrl.corpus.fields import parse_fields
+from jax_ragrl.corpus.formats.files import Record
 from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.remote import to_passage
 from jax_ragrl.types import Passage
 from tests.corpus.records import write
 
@@ -44,6 +46,25 @@ def test_passages_are_read_by_the_names_in_use(tmp_path, shape, text_name, more)
     (passage,) = formats.load_passages(write(tmp_path / "x", [{**more, text_name: "a b"}], shape))
     key = str(more.get("id", "p0"))
     assert passage == Passage(key, str(more.get("title", "")), "a b")
+
+
+@pytest.mark.parametrize("key", [{}, {"id": "p0"}])
+@pytest.mark.parametrize(
+    ("title", "contents", "expected"),
+    [
+        ("T", "First line.\nSecond.", ("T", "First line.\nSecond.")),
+        ("T", '"T"\nx', ("T", "x")),
+        ('"T"', '"T"\nx', ('"T"', "x")),
+        (None, "T\nx", ("T", "x")),
+    ],
+)
+def test_a_title_is_not_lost_to_the_first_line_of_the_contents(
+    tmp_path, key, title, contents, expected
+):
+    row = {**key, "title": title, "contents": contents}
+    assert to_passage(Record("x", {**row, "id": "p0"})) == ("p0", *expected)
+    (passage,) = formats.load_passages(write(tmp_path / "x", [row], "jsonl"))
+    assert passage == ("p0", *expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -31,16 +31,20 @@ from jax_ragrl.types import Passage, Question
 EXTRA = ("gold", "steps", "hops", "kind")
 
 
-def split_contents(contents: str) -> tuple[str, str]:
-    """Splits '"title"\\ntext' into (title, text); a single line is the text."""
-    title, newline, body = contents.partition("\n")
-    if not newline:
-        return "", contents.strip()
-    title = title.strip()
+def split_contents(contents: str, title: str) -> tuple[str, str]:
+    """Splits '"title"\\ntext' into (title, text); a single line is the text.
+
+    A `title` that the record has in a field is the title: then the first line is text, unless it
+    repeats it.
+    """
+    first, newline, body = contents.partition("\n")
+    first = first.strip()
     # Only a pair of quotation marks is FlashRAG's own; a single one belongs to the title.
-    if len(title) >= 2 and title[0] == title[-1] == '"':
-        title = title[1:-1]
-    return title, body.strip()
+    if len(first) >= 2 and first[0] == first[-1] == '"' and first != title:
+        first = first[1:-1]
+    if not newline or (title and first != title.strip()):
+        return title, contents.strip()
+    return title or first, body.strip()
 
 
 def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
@@ -80,9 +84,8 @@ def read_question(record: Record, number: int) -> Question:
 
 
 def _passage(record: Record) -> Passage:
-    title, content = split_contents(text(record, "contents"))
-    # Some files have the title in a separate field instead.
-    return Passage(text(record, "id"), title or optional_text(record, "title"), content)
+    title, content = split_contents(text(record, "contents"), optional_text(record, "title"))
+    return Passage(text(record, "id"), title, content)
 
 
 def read_passages(source: Source) -> tuple[list[Question], Iterator[Passage]]:

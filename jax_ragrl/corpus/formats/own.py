@@ -151,6 +151,6 @@ def read_own_passages(source: Source, own: OwnFields) -> Iterator[Passage]:
         name = here.read(record, "text")
         content = joined(record, name)
         title = optional_text(record, here.names.get("title", ""))
-        if name == "contents" and not title:
-            title, content = split_contents(content)
+        if name == "contents":
+            title, content = split_contents(content, title)
         yield Passage(here.id_of(record, f"p{number}"), title, content)
