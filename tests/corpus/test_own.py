@@ -236,9 +236,19 @@ def test_a_merged_file_of_search_r1_has_one_id_per_question(tmp_path):
     assert [question.id for question in found] == ["nq/train_0", "hpqa/train_0"]
 
 
-def test_flashrags_questions_may_have_another_name_for_their_id(tmp_path):
-    rows = [{"qid": "a7", "question": "q?", "golden_answers": ["x"]}]
-    assert formats.load_questions(write(tmp_path / "x", rows, "jsonl"))[0].id == "a7"
+@pytest.mark.parametrize("name", ["id", "qid", "question_id"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q?", "golden_answers": ["x"]},
+        {"question": "q?", "answers": ["x"], "ctxs": []},
+        {"query": "q?", "answer": "x", "evidence_list": []},
+        {"question": "q?", "prompt": [], "reward_model": {"ground_truth": "x"}},
+    ],
+)
+def test_a_published_format_without_ids_may_have_them(tmp_path, row, name):
+    path = write(tmp_path / "x", [{"_id": None, name: "a7", **row}], "jsonl")
+    assert formats.load_questions(path)[0].id == "a7"
 
 
 Q, P, ROW = "questions", "passages", {"question": "q?", "answer": "a"}

@@ -56,6 +56,12 @@ def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return unique(titles) if is_list else ()
 
 
+def own_id(record: Record, default: str) -> str:
+    """Returns the id of a record, under any of its usual names; the default if it has none."""
+    ids = (optional_text(record, name) for name in NAMES["questions"]["id"])
+    return next(filter(None, ids), default)
+
+
 def id_in_source(record: Record, key: str) -> str:
     """Returns an id with the set of its record, if it names one: a merged file repeats ids."""
     source = optional_text(record, "data_source")
@@ -69,10 +75,9 @@ def read_question(record: Record, number: int) -> Question:
     own = Record(f"{record.place}, metadata", metadata)
     # Parquet has every field in every row: null where the row has none.
     names = [name for name in ("gold", "gold_titles") if metadata.get(name) is not None]
-    key = next((name for name in NAMES["questions"]["id"] if name in record.fields), "id")
     hops = len(_fact_titles(metadata)) if metadata.get("hops") is None else metadata["hops"]
     return Question(
-        id=id_in_source(record, optional_text(record, key, str(number))),
+        id=id_in_source(record, own_id(record, str(number))),
         text=question_text(record, "question"),
         answers=answers(record, "golden_answers"),
         gold=unique(texts(own, names[0])) if names else _fact_titles(metadata),

@@ -24,7 +24,7 @@ from jax_ragrl.corpus.formats.files import (
     texts,
     unique,
 )
-from jax_ragrl.corpus.formats.flashrag import id_in_source
+from jax_ragrl.corpus.formats.flashrag import id_in_source, own_id
 from jax_ragrl.corpus.formats.look import look
 from jax_ragrl.corpus.formats.own import own_fields, read_own_questions
 from jax_ragrl.corpus.formats.qrels import read_qrels
@@ -176,7 +176,7 @@ def read_nq_open(files: Files) -> tuple[list[Question], list[Passage]]:
 def nq_oracle(record: Record, number: int) -> Question:
     """Reads `{question, answers, ctxs [{title, text, isgold}]}`, Liu et al. 2023."""
     return Question(
-        id=f"nq{number}",
+        id=own_id(record, f"nq{number}"),
         text=question_text(record, "question"),
         answers=answers(record, "answers"),
         gold=unique(text(c, "title") for c in parts(record, "ctxs") if c.fields.get("isgold")),
@@ -282,7 +282,7 @@ def multihop_rag(record: Record, number: int) -> Question:
     """
     gold = unique(text(part, "title") for part in parts(record, "evidence_list"))
     return Question(
-        id=f"multihop_rag{number}",
+        id=own_id(record, f"multihop_rag{number}"),
         text=question_text(record, "query"),
         answers=answers(record, "answer"),
         gold=gold,
@@ -355,7 +355,7 @@ def verl(record: Record, number: int) -> Question:
         asked = question_text(users[-1], "content")  # earlier user messages may be examples
     index = optional_text(extra, "index", str(number))
     return Question(
-        id=id_in_source(record, optional_text(record, "id", index)),
+        id=id_in_source(record, own_id(record, index)),
         text=asked,
         answers=correct,
         metadata=others(record, "id", "prompt", "reward_model"),
