@@ -323,6 +323,10 @@ def test_an_object_without_lists_of_sentences_is_no_corpus(tmp_path, value):
     path = write(tmp_path / "x.json", json.dumps({"T": ["x."], "documents": value}, indent=1))
     with pytest.raises(UserError, match="x.json: 'documents' is not a list of sentences: .* alone"):
         formats.load_passages(path)
+    for indent in (None, 1):  # each column would be a passage
+        path.write_text(json.dumps({"id": ["1", "2"], "text": ["x", "y"]}, indent=indent))
+        with pytest.raises(UserError, match=r"x.json holds columns \(id, text\), .*: write each"):
+            formats.load_passages(path)
     path.write_text(json.dumps({"question": "q?", "answer": "a"}, indent=2))
     with pytest.raises(UserError, match="not questions: .* each record on a line of its own"):
         formats.load_questions(path)

@@ -366,6 +366,13 @@ def read_title_sentences(files: Files) -> tuple[list[Question], list[Passage]]:
     """Reads passages of one object `{title: [sentence, ...]}`: HippoRAG's HotpotQA collection."""
     passages = []
     for file in _objects(files, "of title: [sentence, ...]"):
+        names = own_fields("passages", file.fields).names
+        sizes = {len(x) if isinstance(x, list) else -1 for x in file.fields.values()}
+        if "text" in names and len(sizes) == 1:  # as `Dataset.to_dict` gives them
+            raise UserError(
+                f"{file.place} holds columns ({', '.join(file.fields)}), and no list of records: "
+                "write each record on a line of its own, as `Dataset.to_json` does"
+            )
         for title, sentences in file.fields.items():
             # Any object of lists has this format, such as one with records under a single key.
             if not isinstance(sentences, list) or not all(isinstance(x, str) for x in sentences):
