@@ -251,6 +251,15 @@ def test_a_published_format_without_ids_may_have_them(tmp_path, row, name):
     assert formats.load_questions(path)[0].id == "a7"
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["answer", "golden_answers"])
+def test_aliases_of_an_answer_are_answers(tmp_path, shape, name):
+    """MuSiQue without its paragraphs: a reply with an alias would score 0."""
+    row = {"question": "q?", name: ["Rome"], "answer_aliases": ["Roma", "Rome"]}
+    (question,) = formats.load_questions(write(tmp_path / "x", [row], shape))
+    assert question.answers == ("Rome", "Roma")
+
+
 Q, P, ROW = "questions", "passages", {"question": "q?", "answer": "a"}
 
 

@@ -494,11 +494,11 @@ def texts(record: Record, name: str, *, are_answers: bool = False) -> tuple[str,
     return tuple(entries)
 
 
-def answers(record: Record, name: str, aliases: str = "") -> tuple[str, ...]:
-    """Returns all correct answers of a question.
+def answers(record: Record, name: str) -> tuple[str, ...]:
+    """Returns all correct answers of a question, with those of `answer_aliases`, as in MuSiQue.
 
     The field is as for `texts`; or an object with a value and aliases, as in TriviaQA, or with a
-    list of texts, as in SQuAD. `aliases` names a field of further answers that may be missing.
+    list of texts, as in SQuAD.
 
     Raises:
       UserError: as `texts`; or the record says that its question has no answer.
@@ -522,11 +522,9 @@ def answers(record: Record, name: str, aliases: str = "") -> tuple[str, ...]:
             found = unique(texts(at, "text", are_answers=True))
         else:
             raise UserError(_of_another_type(record.place, name, value, "text or a list of texts"))
-    return (
-        unique((*found, *texts(record, aliases, are_answers=True)))
-        if aliases in record.fields
-        else found
-    )
+    if "answer_aliases" not in record.fields:
+        return found
+    return unique((*found, *texts(record, "answer_aliases", are_answers=True)))
 
 
 def as_list(record: Record, name: str) -> list[Any]:

@@ -148,7 +148,7 @@ def musique(record: Record, _: int) -> Question:
     return Question(
         id=key,
         text=question_text(record, "question"),
-        answers=answers(record, "answer", "answer_aliases"),
+        answers=answers(record, "answer"),
         gold=unique(text(paragraph, "title") for paragraph in found),
         steps=steps,
         hops=len(steps),
