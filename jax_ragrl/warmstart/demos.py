@@ -97,19 +97,23 @@ def load_demos(file: pathlib.Path | str, roles: Sequence[str] = ()) -> list[Demo
 
 def _demo(record: Record) -> Demo:
     role, reply = field(record, "role", str), field(record, "reply", str)
-    row = {"question": "", "reward": 1.0, "chat": True, **record.fields}
+    # Parquet has every field in every row: null where the row has none.
+    given = {name: value for name, value in record.fields.items() if value is not None}
+    row = {"question": "", "reward": 1.0, "chat": True, **given}
     content = row.get("prompt")
     # The file may come from any program, so anything may be in place of the messages.
     try:
         messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
-        prompt = tuple(Message(str(m["role"]), str(m["content"])) for m in messages or ())
+        prompt = tuple(Message(m["role"], m["content"]) for m in messages or ())
     except (KeyError, TypeError):
         prompt = ()
-    if not prompt:
+    if not prompt or not all(isinstance(text, str) for message in prompt for text in message):
         raise UserError(
-            f"{record.place}: 'prompt' is neither a string nor a list of messages: correct it"
+            f"{record.place}: 'prompt' is neither a string nor a list of messages, whose role and "
+            "content are strings: correct it"
         )
-    return Demo(str(row["question"]), role, prompt, reply, row["reward"], row["chat"])
+    chat = field(Record(record.place, row), "chat", bool)
+    return Demo(str(row["question"]), role, prompt, reply, row["reward"], chat)
 
 
 # --- Training -------------------------------------------------------------------------------------

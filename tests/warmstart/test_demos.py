@@ -44,9 +44,23 @@ def test_a_demonstration_survives_its_file(tmp_path):
     file = tmp_path / "minimal.jsonl"
     file.write_text(json.dumps({"role": "r", "prompt": "who directed", "reply": "film"}))
     assert load_demos(file) == [Demo("", "r", QUESTION, "film")]
+    # As `datasets` writes rows without these fields.
+    row = json.loads(file.read_text()) | dict.fromkeys(("question", "reward", "chat"))
+    file.write_text(json.dumps(row))
+    assert load_demos(file) == [Demo("", "r", QUESTION, "film")]
+    file.write_text(json.dumps(row | {"chat": "false"}))
+    with pytest.raises(UserError, match=r"minimal.jsonl, line 1: field 'chat' holds str, expected"):
+        load_demos(file)
 
 
-@pytest.mark.parametrize("prompt", [None, [], [{"role": "user"}], [3], 3])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(None, [], [{"role": "user"}], [3], 3),
+        [{"role": "user", "content": "q?"}, {"role": "assistant", "content": None}],
+        [{"role": "user", "content": [{"type": "text", "text": "q?"}]}],
+    ],
+)
 def test_a_line_without_a_prompt_is_named(tmp_path, prompt):
     file = tmp_path / "d.jsonl"
     file.write_text(json.dumps({"role": "r", "prompt": prompt, "reply": "film"}) + "\n")
