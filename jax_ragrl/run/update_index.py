@@ -18,6 +18,7 @@ import numpy as np
 
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS
+from jax_ragrl.corpus.formats.files import read_lines
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import AS_IS, Reading, source_of
 from jax_ragrl.errors import UserError
@@ -119,13 +120,8 @@ def former_reading(former: Corpus, folder: pathlib.Path) -> Reading:
 
 
 def read_ids(path: pathlib.Path) -> frozenset[str]:
-    """Reads a file with one id per line, without empty lines; `UserError` if it cannot be read."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{path} cannot be read ({error}): give a file of one id per line"
-        raise UserError(message) from error
-    return frozenset(line.rstrip("\r") for line in lines if line.strip())
+    """Reads a file with one id per line; blank lines and errors as in `read_lines`."""
+    return frozenset(line.rstrip("\r\n") for _, line in read_lines(path))
 
 
 def remaining_rows(

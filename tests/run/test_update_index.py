@@ -64,7 +64,8 @@ def files(tmp_path):
     """The files of the corpus, of the new passages and of the ids that are removed."""
     for name, passages in (("corpus", FIRST), ("new", LAST)):
         save_corpus(Corpus(passages), tmp_path / f"{name}.jsonl")
-    (tmp_path / "gone").write_text("\n".join(GONE) + "\n")
+    # As an editor of Windows saves it.
+    (tmp_path / "gone").write_text("\n".join(GONE), encoding="utf-8-sig")
     return tmp_path
 
 
