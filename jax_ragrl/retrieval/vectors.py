@@ -41,7 +41,10 @@ def open_vectors(path: pathlib.Path | str) -> np.ndarray:
             f"{path} cannot be opened ({error.strerror}): give a file of vectors"
         ) from error
     except (ValueError, tokenize.TokenError) as error:  # TokenError: a truncated header
-        raise UserError(f"{path} is damaged ({error}): copy it again") from error
+        raise UserError(
+            f"{path} is damaged, or no array of numbers ({error}): copy it again, or save one "
+            "vector of floats per row"
+        ) from error
     if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
         raise UserError(
             f"{path} holds {vectors.dtype} of shape {vectors.shape}: "
