@@ -257,7 +257,10 @@ def test_compressions_and_utf_16_are_read(tmp_path, content):
         (lzma.compress(LINES.encode())[:40], "damaged xz file"),
         (b"\x28\xb5\x2f\xfd" + bytes(9), "is a zstd file"),
         ("question,answer\nq?,a\n".encode("utf-16-le"), "zero bytes"),
+        (b"\xff\xff\xff\xff\x88\x02" + bytes(9), "is an Arrow file"),  # of `datasets`
+        (b"question,answer\n" + b"q,a\n" * 99_999 + b"\xe9", "line 100001, byte 1: not UTF-8"),
         (b"question,answer,answer\nq?,a,b\n", "two columns are named 'answer'"),
+        (gzip.compress(b"a.jsonl" + bytes(99)), r"an archive \(unpack it\)"),  # of tar
     ],
     # The bytes of an archive have its time.
     ids=lambda x: x if isinstance(x, str) else "",

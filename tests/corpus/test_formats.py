@@ -112,6 +112,7 @@ def test_malformed_json_is_named_with_file_and_line(tmp_path, text, line):
         ("[]", "is empty"),
         ({"left": 1, "right": 2}, "fields left, right"),
         ("just some words", "no known format"),
+        ("0\tA passage.\n1\tB.\n", "tsv with the fields 0, A passage.*: .* first row .* names"),
         ([1, 2], "no known format"),
         ({"id": "0", "contents": "x"}, r"holds passages \(flashrag_passages\), not questions"),
     ],

@@ -113,6 +113,8 @@ def _detect(
     mend = f", or name its fields with --fields {mains[content]}"
     one_object = ", or write each record on a line of its own, or all in one JSON list"
     mend = mend if file_look.shape in SHAPES else one_object * (file_look.shape == "object")
+    if file_look.shape in ("csv", "tsv"):
+        mend += "; the first row of a table names its fields: add one if it is missing"
     (other,) = {*BOTH} - {content}
     present = {name: field for name, field in fields.items() if field in file_look.fields}
     if not fitting and _is_own(file_look, other, present):

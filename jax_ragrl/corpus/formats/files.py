@@ -41,7 +41,13 @@ ADJACENT_TEXTS = re.compile(r"""['"]\s+[rRbBuU]?['"]""")
 NUMBERS = re.compile(r"\s*[\[({][-+.\deE,\s]*\d[-+.\deE,\s]*[\])}]\s*")  # with or without commas
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks; that of UTF-8 is handled by its codec
 # Containers that are not read, by their first bytes.
-UNREAD = {b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"Rar!": "RAR", b"ARROW1": "Arrow"}
+UNREAD = {
+    b"\x28\xb5\x2f\xfd": "a zstd",
+    b"7z\xbc\xaf": "a 7z",
+    b"Rar!": "a RAR",
+    b"ARROW1": "an Arrow",
+    b"\xff\xff\xff\xff": "an Arrow",  # a stream, as `datasets` saves it
+}
 
 
 class Record(NamedTuple):
@@ -117,12 +123,15 @@ def open_bytes(path: pathlib.Path | str, *, whole: bool = False) -> io.BufferedR
     """
     path = pathlib.Path(path)
     if not path.is_file():
-        why = "is a folder" if path.is_dir() else "does not exist"
+        why = "is a pipe, which can be read only once" if path.exists() else "does not exist"
+        why = "is a folder" if path.is_dir() else why
         raise UserError(f"{path} {why}: give the path of a data file")
     with path.open("rb") as file:
         magic = file.read(10)
     if name := next((name for start, name in UNREAD.items() if magic.startswith(start)), ""):
-        raise UserError(f"{path} is a {name} file, which is not read: unpack or convert it first")
+        raise UserError(
+            f"{path} is {name} file, which is not read: unpack it, or convert Arrow to parquet"
+        )
     kind = next((kind for kind, (start, _) in UNZIPPERS.items() if start.match(magic)), "")
     if not kind:
         return path.open("rb")
@@ -151,9 +160,17 @@ def _guarded(path: pathlib.Path | str, read: Callable[[], T]) -> T:
     try:
         return read()
     except UnicodeDecodeError as error:
-        name = error.encoding.upper()
+        place = ""
+        # Text is decoded in blocks, and the error counts the bytes of its block.
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, start=1) if error.encoding == "utf-8" else ():
+                try:
+                    line.decode()
+                except UnicodeDecodeError as bad:
+                    place = f", line {number}, byte {bad.start + 1}"
+                    break
         raise UserError(
-            f"{path}: not {name} at byte {error.start} ({error.reason}): convert it to UTF-8"
+            f"{path}{place}: not {error.encoding.upper()} ({error.reason}): convert it to UTF-8"
         ) from error
 
 
@@ -240,8 +257,8 @@ def read_head(path: pathlib.Path | str) -> tuple[str, str]:
     first = head.splitlines()[0]
     if "\0" in first:
         raise UserError(
-            f"{path} holds zero bytes: it is no text, or UTF-16 without a byte order mark: "
-            "convert it to UTF-8"
+            f"{path} holds zero bytes: it is no text, such as an archive (unpack it), or UTF-16 "
+            "without a byte order mark (convert it to UTF-8): give a file of text"
         )
     if opening in "[{":
         return ("list" if opening == "[" else "lines"), head
