@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import tracemalloc
 import zipfile
 
@@ -256,11 +257,11 @@ def test_compressions_and_utf_16_are_read(tmp_path, content):
         (bz2.compress(LINES.encode())[:40], "damaged bzip2 file"),
         (lzma.compress(LINES.encode())[:40], "damaged xz file"),
         (b"\x28\xb5\x2f\xfd" + bytes(9), "is a zstd file"),
-        ("question,answer\nq?,a\n".encode("utf-16-le"), "zero bytes"),
         (b"\xff\xff\xff\xff\x88\x02" + bytes(9), "is an Arrow file"),  # of `datasets`
         (b"question,answer\n" + b"q,a\n" * 99_999 + b"\xe9", "line 100001, byte 1: not UTF-8"),
-        (b"question,answer,answer\nq?,a,b\n", "two columns are named 'answer'"),
+        ("question,answer\nq?,a\n".encode("utf-16-le"), "zero bytes"),
         (gzip.compress(b"a.jsonl" + bytes(99)), r"an archive \(unpack it\)"),  # of tar
+        (b"question,answer,answer\nq?,a,b\n", "two columns are named 'answer'"),
     ],
     # The bytes of an archive have its time.
     ids=lambda x: x if isinstance(x, str) else "",
@@ -403,6 +404,20 @@ def test_files_that_are_no_corpus_are_named(tmp_path, name, why):
     (folder / "c.csv").write_text("text\nx\n")
     with pytest.raises(UserError, match=why):
         formats.load_passages(name.format(folder, folder))
+
+
+@pytest.mark.parametrize("name", ["c.jsonl", "notes.md"])
+def test_a_link_to_nothing_is_no_file_less(tmp_path, name):
+    folder = shards(tmp_path / "s")
+    (folder / name).symlink_to("gone")
+    with pytest.raises(UserError, match=f"{name} does not exist"):
+        formats.load_passages(folder)
+
+
+def test_a_pipe_is_named(tmp_path):
+    os.mkfifo(tmp_path / "p")
+    with pytest.raises(UserError, match="p is a pipe, which can be read only once: give the path"):
+        formats.load_passages(tmp_path / "p")
 
 
 def test_a_changed_shard_is_read_again(tmp_path):

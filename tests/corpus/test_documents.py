@@ -1,5 +1,7 @@
 """Documents become passages whose ids name the file and the place in it."""
 
+import os
+
 import pytest
 
 from jax_ragrl.corpus import formats
@@ -134,6 +136,22 @@ def test_a_document_without_text_is_named(tmp_path):
     (tmp_path / "b.txt").write_text(" \n", encoding="utf-8")
     with pytest.warns(UserWarning, match=r"1 documents have no text, such as b\.txt"):
         assert len(formats.load_passages(tmp_path)) == 1
+
+
+def test_shards_beside_a_document_are_named(tmp_path):
+    """A list of checksums makes a folder of shards a folder of documents."""
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n', encoding="utf-8")
+    (tmp_path / "sums.txt").write_text("f00 a.jsonl\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"as documents, .* such as .*/a\.jsonl, .*/\*\.jsonl"):
+        assert [p.id for p in formats.load_passages(tmp_path)] == ["sums.txt"]
+
+
+def test_the_name_of_a_document_that_is_not_utf_8_is_a_text(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.md", "w", encoding="utf-8") as file:
+        file.write("text\n# Menu\nsoup")
+    first, second = formats.load_passages(tmp_path)
+    assert first == Passage("caf\ufffd.md", "caf\ufffd", "text")
+    assert second == Passage("caf\ufffd.md#menu", "Menu", "soup")
 
 
 def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):

@@ -64,6 +64,21 @@ READERS: Mapping[str, Callable[[pathlib.Path], Iterable[Section]]] = {
     ".pdf": _pdf,
 }
 SUFFIXES = frozenset(READERS)
+# The kind of a shard by its name; other files of its folder may describe the set.
+SHARD = re.compile(r"\.(jsonl|json|csv|tsv|parquet|arrow)(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
+
+
+def files_below(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files of a folder and the folders below it, sorted, without hidden ones.
+
+    A link to nothing is one of them: opening it fails, and otherwise it would be lost silently.
+    """
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if not path.is_dir()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
 
 
 def document_files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -79,9 +94,8 @@ def document_files(path: pathlib.Path) -> list[pathlib.Path]:
             )
         return [path]
     files = list[pathlib.Path]()
-    for file in sorted(path.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if is_hidden or file.suffix.lower() not in SUFFIXES or not file.is_file():
+    for file in files_below(path):
+        if file.suffix.lower() not in SUFFIXES:
             continue
         # Otherwise a folder of someone else could put any file of this machine into a corpus.
         if file.is_symlink() and not file.resolve().is_relative_to(path.resolve()):
@@ -108,7 +122,8 @@ def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
             place = f"{anchor}-{repeats[anchor]}"
         places.add(place)
         if text := section.text.strip():
-            names = dict.fromkeys((title or file.stem, section.heading or title or file.stem))
+            title_or_stem = title or pathlib.PurePosixPath(name).stem
+            names = dict.fromkeys((title_or_stem, section.heading or title_or_stem))
             yield Passage(f"{name}#{place}" if place else name, " - ".join(names), text)
 
 
@@ -128,7 +143,15 @@ def read_documents(paths: Sequence[pathlib.Path]) -> tuple[list[Question], Itera
                 ".parquet): give a folder with such files"
             )
         root = path if path.is_dir() else path.parent
-        names |= {file: file.relative_to(root).as_posix() for file in files}
+        # Half a surrogate pair stands for a byte of a name that is not UTF-8.
+        names |= {file: HALF.sub("\ufffd", file.relative_to(root).as_posix()) for file in files}
+        found = files_below(path) if path.is_dir() else []
+        if shard := next((file for file in found if SHARD.search(file.name)), None):
+            warnings.warn(
+                f"{path} is read as documents, without its data files: if the passages are in "
+                f"files such as {shard}, name these ({shard.parent}/*{shard.suffix})",
+                stacklevel=2,
+            )
     return [], _all_passages(names)
 
 

@@ -11,13 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.corpus.formats.documents import SUFFIXES
+from jax_ragrl.corpus.formats.documents import SHARD, SUFFIXES, files_below
 from jax_ragrl.corpus.formats.files import parquet_columns, parse_json, read_head, read_json
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 
-# The kind of a shard by its name; other files of its folder may describe the set.
-SHARD = re.compile(r"\.(jsonl|json|csv|tsv|parquet)(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
 ABOUT = re.compile(r"(readme|license|licence|citation)\b", re.IGNORECASE)  # documents about a set
 
 
@@ -58,8 +56,7 @@ def _shards(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the data files of a folder that is neither a BEIR set nor has documents."""
     if any(folder.glob("corpus.jsonl*")) or any(folder.glob("queries.jsonl*")):
         return []
-    files = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    files = [path.relative_to(folder) for path in files_below(folder)]
     if any(path.suffix.lower() in SUFFIXES and not ABOUT.match(path.name) for path in files):
         return []
     kind_of = {path: match[1] for path in files if (match := SHARD.search(path.name))}
