@@ -406,11 +406,22 @@ def test_files_that_are_no_corpus_are_named(tmp_path, name, why):
         formats.load_passages(name.format(folder, folder))
 
 
-@pytest.mark.parametrize("name", ["c.jsonl", "notes.md"])
-def test_a_link_to_nothing_is_no_file_less(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("c.jsonl", "c.jsonl does not exist"),  # a link to nothing
+        ("notes.md", "notes.md does not exist"),
+        ("c.jsonl.zst", "c.jsonl.zst is a zstd file"),
+        ("c.ndjson", "several kinds, such as b.jsonl and c.ndjson"),
+    ],
+)
+def test_a_shard_that_is_not_read_is_named(tmp_path, name, why):
     folder = shards(tmp_path / "s")
-    (folder / name).symlink_to("gone")
-    with pytest.raises(UserError, match=f"{name} does not exist"):
+    if "exist" in why:
+        (folder / name).symlink_to("gone")
+    else:
+        (folder / name).write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(UserError, match=why):
         formats.load_passages(folder)
 
 

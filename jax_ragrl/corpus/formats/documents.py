@@ -65,7 +65,9 @@ READERS: Mapping[str, Callable[[pathlib.Path], Iterable[Section]]] = {
 }
 SUFFIXES = frozenset(READERS)
 # The kind of a shard by its name; other files of its folder may describe the set.
-SHARD = re.compile(r"\.(jsonl|json|csv|tsv|parquet|arrow)(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
+SHARD = re.compile(
+    r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow)(\.(gz|bz2|xz|zip|zst))?$", re.IGNORECASE
+)
 
 
 def files_below(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -139,7 +141,7 @@ def read_documents(paths: Sequence[pathlib.Path]) -> tuple[list[Question], Itera
         if not files:
             raise UserError(
                 f"{path} holds neither a BEIR set (corpus.jsonl, queries.jsonl) nor documents "
-                f"({', '.join(READERS)}) nor shards of one kind (.jsonl, .json, .csv, .tsv or "
+                f"({', '.join(READERS)}) nor shards (.jsonl, .ndjson, .json, .csv, .tsv or "
                 ".parquet): give a folder with such files"
             )
         root = path if path.is_dir() else path.parent
