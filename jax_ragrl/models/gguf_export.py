@@ -128,6 +128,8 @@ def _fields(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 def _tokenizer(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of byte-level BPE, with which `gguf_tokenizer` builds the same tokenizer again."""
     original = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    original.no_truncation()  # the file may keep the lengths that training cut and padded texts to
+    original.no_padding()
     model = read_object(folder / "tokenizer.json", "copy it again")["model"]
     added = original.get_added_tokens_decoder()
     # Rows of the embedding without a token are padding.

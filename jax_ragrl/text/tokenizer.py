@@ -418,4 +418,7 @@ def _special_ids(folder: pathlib.Path) -> dict[str, Any]:
 def _backend(tokenizer: tokenizers.Tokenizer, *, split_special: bool) -> tokenizers.Tokenizer:
     copy = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = split_special
+    # A file keeps the lengths that training cut and padded texts to; Transformers resets them too.
+    copy.no_truncation()
+    copy.no_padding()
     return copy

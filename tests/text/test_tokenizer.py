@@ -222,6 +222,18 @@ def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
     assert ChatTokenizer.load(tmp_path / "saved").stop_ids == (2, 9, 0)
 
 
+def test_lengths_that_training_left_in_a_tokenizer_neither_cut_nor_pad_prompts(tmp_path):
+    folder = model_folder(tmp_path / "trained")
+    trained = transformers.AutoTokenizer.from_pretrained(folder)
+    trained("Where?", truncation=True, max_length=8, padding="max_length")
+    trained.save_pretrained(folder)
+    text = "Which river flows through the city where Ann was born in 1987?"
+    ids = ChatTokenizer.load(folder).chat([Message("user", text)])
+    chat = [{"role": "user", "content": text}]
+    expected = trained.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert ids == expected and len(ids) > 16
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
