@@ -403,15 +403,17 @@ def tokenizer_checksum(folder: pathlib.Path) -> str:
 
 
 def _special_ids(folder: pathlib.Path) -> dict[str, Any]:
-    """The ends of both files, one or a list each."""
+    """The ends of both files, one or a list each; a negative id, as Llama files have, is none."""
     ids: dict[str, Any] = {}
     ends: list[int] = []
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         raw = read_object(file, "copy it again") if file.is_file() else {}
-        ids = {key: raw[key] for key in SPECIAL_IDS if raw.get(key) is not None} | ids
-        end = raw.get("eos_token_id")
-        ends += end if isinstance(end, list) else [] if end is None else [end]
+        numbers = {key: raw.get(key) for key in SPECIAL_IDS}
+        ids = {key: i for key, i in numbers.items() if isinstance(i, int) and i >= 0} | ids
+        end = numbers["eos_token_id"]
+        both = end if isinstance(end, list) else [] if end is None else [end]
+        ends += [i for i in both if i >= 0]
     return ids | {"eos_token_id": [*dict.fromkeys(ends)]}
 
 

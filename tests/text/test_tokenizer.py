@@ -216,10 +216,12 @@ def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
     messages = [Message("system", "s"), Message("user", f"{END} 𝄞 \n x")]
     assert again.chat(messages) == tokenizer.chat(messages)
     assert again.stop_ids == tokenizer.stop_ids and again.pad_id == tokenizer.pad_id
-    # The ends of generation_config.json, too.
-    folder = model_folder(tmp_path / "model", generation_config={"eos_token_id": [2, 9]})
+    # The ends of generation_config.json, too; a negative id is none.
+    ids = {"eos_token_id": [2, 9, -1], "bos_token_id": -1}
+    folder = model_folder(tmp_path / "model", generation_config=ids)
     ChatTokenizer.load(folder).save(tmp_path / "saved")
     assert ChatTokenizer.load(tmp_path / "saved").stop_ids == (2, 9, 0)
+    assert "bos_token_id" not in ChatTokenizer.load(folder).special_ids
 
 
 def test_lengths_that_training_left_in_a_tokenizer_neither_cut_nor_pad_prompts(tmp_path):
