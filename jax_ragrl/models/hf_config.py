@@ -221,7 +221,18 @@ def _check_fields(raw: Mapping[str, Any]) -> None:
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Transformers 5 writes `rope_parameters`; before, `rope_theta` and `rope_scaling`."""
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    given = [raw[name] for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    if given[1:] not in ([], given[:1]):
+        raise UserError(
+            "config.json has rope_parameters and another rope_scaling, of which Transformers reads "
+            "the latter alone: move its fields into rope_parameters and remove rope_scaling"
+        )
+    rope = dict(given[0] if given else {})
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise UserError(
+            f"config.json has rope_parameters per kind of layer ({', '.join(rope)}), which is not "
+            "implemented: use another checkpoint"
+        )
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor", 1) != 1:
@@ -258,7 +269,7 @@ def _scaling(kind: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> Rope
 
 def _sliding(raw: Mapping[str, Any], family: Family) -> tuple[int | None, tuple[int, ...]]:
     """Transformers' rule: layers from `max_window_layers` on, unless `layer_types` lists them."""
-    num_layers, window = raw["num_hidden_layers"], raw.get("sliding_window")
+    num_layers, window = raw["num_hidden_layers"], raw.get("sliding_window", 4096)
     types = raw.get("layer_types") or []
     other = sorted(set(types) - {"full_attention", "sliding_attention"})
     if other or (types and len(types) != num_layers):

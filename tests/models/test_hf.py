@@ -107,6 +107,8 @@ def config_with(**changes) -> dict:
         ({"rope_parameters": {"rope_type": "linear"}}, "no factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "part of"),
         ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ({"rope_scaling": hf_reference.YARN}, "rope_parameters and another rope_scaling"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "per kind of layer"),
     ],
 )
 def test_a_config_field_that_is_not_supported_is_refused_by_name(changes, words):
@@ -122,6 +124,16 @@ def test_unknown_fields_are_named_and_both_spellings_of_rope_are_one_config():
     del old["rope_parameters"]
     new = {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}
     assert hf_config.from_hf(old) == hf_config.from_hf(config_with(rope_parameters=new))
+    both = old | {"rope_parameters": old["rope_scaling"]}
+    assert hf_config.from_hf(both) == hf_config.from_hf(old)
+
+
+def test_sliding_layers_have_the_default_window_of_transformers():
+    raw = config_with(use_sliding_window=True, max_window_layers=1, layer_types=None)
+    for fields, window in ((raw, None), (raw | {"sliding_window": 8}, 8)):
+        assert hf_config.from_hf(fields).sliding_window == window
+    del raw["sliding_window"]
+    assert hf_config.from_hf(raw).sliding_window == 4096
 
 
 def copy_with_config(folder: Path, **changes) -> Path:
