@@ -169,7 +169,8 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(set(files.values())):
         stored_shapes = safetensors_io.shapes_of(path)
-        shapes |= {full_name(name): shape for name, shape in stored_shapes.items()}
+        # An index may lack a tensor of its files.
+        shapes |= {full_name(name): x for name, x in stored_shapes.items() if name in files}
     for name, shape in config_shapes.items():
         if name not in shapes:
             raise UserError(f"checkpoint lacks {name}: config.json describes another model")

@@ -86,6 +86,9 @@ def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -
 
 def locate(folder: Path) -> dict[str, Path]:
     """The file of every tensor of a checkpoint folder; `UserError` if a file is missing."""
+    # First, as in Transformers: beside a file that was copied into the folder, an index is stale.
+    if (folder / SINGLE).is_file():
+        return {name: folder / SINGLE for name in shapes_of(folder / SINGLE)}
     if (folder / INDEX).is_file():
         weight_map = weight_map_of(folder / INDEX)
         if missing := sorted({f for f in weight_map.values() if not (folder / f).is_file()}):
@@ -94,8 +97,6 @@ def locate(folder: Path) -> dict[str, Path]:
                 "download or copy it again"
             )
         return {name: folder / f for name, f in weight_map.items()}
-    if (folder / SINGLE).is_file():
-        return {name: folder / SINGLE for name in shapes_of(folder / SINGLE)}
     raise UserError(
         f"{folder} has neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
         "(convert a pytorch_model.bin with Transformers' save_pretrained)"

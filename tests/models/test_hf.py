@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -156,6 +157,22 @@ def test_a_checkpoint_of_another_shape_is_refused_with_both_shapes(changes, word
         load_decoder(copy_with_config(tmp_path / "model", **changes))
 
 
+def test_of_a_single_file_and_an_index_the_file_is_read_as_in_transformers(tmp_path):
+    """The shards are of an earlier model; without the file, the index says which tensors count."""
+    folder, new = tmp_path / "model", load_decoder(GOLDEN / "qwen3")
+    old = Decoder.from_params(new.config, jax.tree.map(lambda x: 2 * x, new.params()))
+    save_decoder(old, folder, max_shard_bytes=20_000)
+    shutil.copy(GOLDEN / "qwen3" / "model.safetensors", folder)
+    assert_same_params(load_decoder(folder), new)
+    (folder / "model.safetensors").unlink()
+    assert_same_params(load_decoder(folder), old)
+    index = json.loads((folder / safetensors_io.INDEX).read_text())
+    del index["weight_map"]["model.layers.1.mlp.up_proj.weight"]
+    (folder / safetensors_io.INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match="lacks model.layers.1.mlp.up_proj.weight"):
+        load_decoder(folder)
+
+
 def test_folders_that_hold_no_whole_checkpoint_are_refused(tmp_path):
     with pytest.raises(UserError, match="config.json does not exist"):
         load_decoder(tmp_path)
@@ -167,6 +184,7 @@ def test_folders_that_hold_no_whole_checkpoint_are_refused(tmp_path):
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="not a whole safetensors file"):
         load_decoder(folder)
+    (folder / "model.safetensors").unlink()
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / safetensors_io.INDEX).write_text(json.dumps(index))
     with pytest.raises(UserError, match="lacks model-00001-of-00002.safetensors"):
