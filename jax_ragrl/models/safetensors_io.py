@@ -58,7 +58,13 @@ def write_file(path: Path, entries: Sequence[Entry]) -> None:
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for e in entries:
-            value: np.ndarray = np.ascontiguousarray(e.fetch(), dtype=jnp.dtype(e.dtype))
+            with np.errstate(over="ignore"):
+                value: np.ndarray = np.ascontiguousarray(e.fetch(), dtype=jnp.dtype(e.dtype))
+            if not np.isfinite(value).all():
+                raise UserError(
+                    f"{e.name} has values that {e.dtype} cannot hold (too large, or not finite): "
+                    "use bfloat16 or float32, or weights from before training diverged"
+                )
             if value.shape != e.shape:
                 raise ValueError(f"{e.name}: fetched {value.shape}, but the header says {e.shape}")
             f.write(value.reshape(-1).view(np.uint8).data)

@@ -173,6 +173,13 @@ def test_of_a_single_file_and_an_index_the_file_is_read_as_in_transformers(tmp_p
         load_decoder(folder)
 
 
+def test_values_that_a_dtype_cannot_hold_are_not_saved(tmp_path):
+    decoder = load_decoder(GOLDEN / "llama")
+    decoder.final_norm[...] = 1e6 * decoder.final_norm[...]
+    with pytest.raises(UserError, match="model.norm.weight has values that float16 cannot hold"):
+        save_decoder(decoder, tmp_path / "out", dtype="float16")
+
+
 def test_folders_that_hold_no_whole_checkpoint_are_refused(tmp_path):
     with pytest.raises(UserError, match="config.json does not exist"):
         load_decoder(tmp_path)
