@@ -36,9 +36,16 @@ def resolve_model(name: str | Path, *, weights: bool = True, forms: str = FORMS)
       forms: the remedy in a `UserError`: what may be given instead.
     """
     path = local_model(name, forms)
-    if path is None:
-        return hub.download(str(name), weights=weights)
-    return gguf_file.convert(path) if gguf_file.is_gguf(path) else path
+    if path is not None and gguf_file.is_gguf(path):
+        return gguf_file.convert(path)
+    folder = hub.download(str(name), weights=weights) if path is None else path
+    # Beside whole weights too: Transformers adds the adapter to them where PEFT is installed.
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{folder} has a PEFT adapter (adapter_config.json), which is not read here: merge it "
+            "into its base model (merge_and_unload) and give that folder, or remove the file"
+        )
+    return folder
 
 
 def model_config(name: str | Path) -> dict[str, Any]:

