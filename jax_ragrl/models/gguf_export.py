@@ -16,14 +16,13 @@ from tokenizers import Tokenizer
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import read_object
 from jax_ragrl.models import gguf_file, gguf_tokenizer, hf, hf_config, safetensors_io
-from jax_ragrl.models.rope import frequencies
+from jax_ragrl.models.rope import RopeScaling, frequencies
 from jax_ragrl.models.safetensors_io import Entry
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 FILE = "model.gguf"
 # GGUF's name of a dtype, and its number for a file most of whose tensors have it.
 TYPES = {"float32": ("F32", 0), "float16": ("F16", 1), "bfloat16": ("BF16", 32)}
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a turn at any of them
 # Text that rules of splitting divide differently. It is in NFC: llama.cpp composes no Unicode.
 PROBE = "It's WE'LL, camelCase 12345 a1  x=3.14;\n\n \t{ naïve हिन 你好!\r\n end "
 
@@ -38,7 +37,9 @@ def write_gguf(folder: Path) -> Path:
     raw = hf.read_config(folder)
     config = hf_config.from_hf(raw)
     files = safetensors_io.locate(folder)
-    if config.sliding_layers or (config.rope_scaling and config.rope_scaling.kind != "llama3"):
+    scaling = config.rope_scaling
+    # Of Llama 3's numbers, a file is read back with the usual ones only.
+    if config.sliding_layers or (scaling and scaling != RopeScaling("llama3", scaling.factor)):
         raise _unsupported(folder, "its sliding layers, or the scaling of its positions,")
 
     def stored(name: str) -> np.ndarray:
@@ -139,9 +140,11 @@ def _tokenizer(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
         tokens[number], types[number] = text, gguf_tokenizer.NORMAL
     for number, token in added.items():
         types[number] = gguf_tokenizer.CONTROL if token.special else gguf_tokenizer.USER_DEFINED
-    ends = raw["eos_token_id"]
+    ends = raw["eos_token_id"] if isinstance(raw["eos_token_id"], list) else [raw["eos_token_id"]]
     named = {"bos_token_id": raw.get("bos_token_id"), "padding_token_id": raw.get("pad_token_id")}
-    named |= dict(zip(ENDS, ends if isinstance(ends, list) else [ends], strict=False))
+    if len(ends) > len(gguf_file.ENDS):
+        raise _unsupported(folder, f"a turn that ends with any of {len(ends)} tokens")
+    named |= dict(zip(gguf_file.ENDS, ends, strict=False))
     fields = {
         "model": gguf_tokenizer.BYTE_LEVEL,
         "tokens": tokens,
@@ -161,7 +164,10 @@ def _tokenizer(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 def _behavior(tokenizer: Tokenizer) -> tuple[object, ...]:
     pieces = tokenizer.pre_tokenizer and tokenizer.pre_tokenizer.pre_tokenize_str(PROBE)
     texts = [text for text, _ in pieces or ()]
-    return texts, tokenizer.encode(PROBE).ids, getattr(tokenizer.model, "ignore_merges", None)
+    # Added tokens that take spaces with them, or are found between spaces only.
+    added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    ids = tokenizer.encode(PROBE + "".join(f"a{text}a {text} \n" for text in added)).ids
+    return texts, ids, getattr(tokenizer.model, "ignore_merges", None)
 
 
 def _unsupported(folder: Path, what: str) -> UserError:

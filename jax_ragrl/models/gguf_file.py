@@ -28,7 +28,7 @@ from jax_ragrl.runtime.progress import Task, progress
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
-VERSION = 1  # of the conversion: another one makes another folder
+VERSION = 2  # of the conversion: another one makes another folder
 SHARD_BYTES = 5_000_000_000
 ARRAY = 9  # the type of an array in the metadata
 MAX_READS = 1 << 23  # values in the header; a vocabulary of 262,000 tokens takes 2 million
@@ -69,11 +69,8 @@ REQUIRED = {
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
-TOKEN_IDS = {
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "pad_token_id": "padding_token_id",
-}
+TOKEN_IDS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a turn at any of them
 ROPE_SCALING = "rope.scaling."
 
 
@@ -192,10 +189,14 @@ class GGUF:
         sizes = {ours: self._number(values, theirs) for ours, theirs in REQUIRED.items()}
         default = sizes["hidden_size"] // heads
         head_dim = self._number(values, "attention.key_length", default)
+        if values.get("attention.causal", True) is not True:
+            raise UserError(f"{self.path} attends to later tokens too: this is not implemented")
         if values.get("rope.dimension_count", head_dim) != head_dim:
             raise UserError(f"{self.path} rotates only part of each head: this is not implemented")
         theta = self._float(values, "rope.freq_base", 10000.0)
         tokens = self.fields.below("tokenizer.ggml.")
+        named = [self._number(tokens, name, least=0) for name in ENDS if name in tokens]
+        ends = [*dict.fromkeys(named)]
         return {
             "architectures": [hf_config.FAMILIES[kind].architecture],
             "model_type": kind,
@@ -215,6 +216,7 @@ class GGUF:
                 for ours, theirs in TOKEN_IDS.items()
                 if theirs in tokens
             },
+            **({"eos_token_id": ends if ends[1:] else ends[0]} if ends else {}),
         }
 
     def _family(self) -> str:
@@ -267,7 +269,11 @@ class GGUF:
             return llama3_scaling(factors, head_dim, theta)
         names = [name for name in values if name.startswith(ROPE_SCALING)]
         scaling = {name.removeprefix(ROPE_SCALING): values[name] for name in names}
-        kind, _ = scaling.pop("type", "none"), scaling.pop("finetuned", None)
+        if "rope.scale_linear" in values:  # the factor's name of 2023
+            scaling.setdefault("factor", values["rope.scale_linear"])
+        # As in llama.cpp, a factor alone is linear.
+        kind = scaling.pop("type", "linear" if "factor" in scaling else "none")
+        scaling.pop("finetuned", None)
         if kind == "none":
             return None
         original = scaling.pop("original_context_length", None)

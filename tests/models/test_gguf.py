@@ -109,6 +109,9 @@ def test_the_config_and_the_planned_shape_are_those_of_the_model(tmp_path, monke
     assert by_name.model_config(path) == gguf_file.read_config(path)
     raw = json.loads((by_name.resolve_model(path) / "config.json").read_text())
     assert (raw["bos_token_id"], raw["eos_token_id"], raw["pad_token_id"]) == (1, 2, 2)
+    ends = {"tokenizer.ggml.eot_token_id": 265, "tokenizer.ggml.eom_token_id": 2}
+    more = by_name.resolve_model(gguf_models.write_gguf(tmp_path / "ends.gguf", fields=ends))
+    assert ChatTokenizer.load(more).stop_ids == (2, 265, 0)
     assert config_named(str(path)) == from_hf(CONFIG)
     monkeypatch.setattr(by_name, "_smollm2", lambda: path)
     assert config_named("smollm2") == from_hf(CONFIG)
@@ -130,6 +133,13 @@ def test_the_scaling_of_llama_3_is_recovered_from_its_factors(tmp_path):
     path = gguf_models.write_gguf(tmp_path / "other.gguf", raw=CONFIG, extra=extra)
     with pytest.raises(UserError, match="not the scaling of Llama 3.1"):
         gguf_file.read_config(path)
+
+
+@pytest.mark.parametrize("name", ["scaling.factor", "scale_linear"])
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(name, tmp_path):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", fields={f"llama.rope.{name}": 4.0})
+    scaling = from_hf(gguf_file.read_config(path)).rope_scaling
+    assert (scaling.kind, scaling.factor) == ("linear", 4.0)
 
 
 def test_a_chat_is_encoded_and_decoded(tmp_path):
@@ -233,6 +243,7 @@ def test_a_file_with_sentencepiece_becomes_a_folder_that_loads(tmp_path):
         ({"fields": {"llama.expert_count": 8}}, "mixture of experts"),
         ({"fields": {"split.count": 3}}, "one part of several"),
         ({"fields": {"llama.rope.dimension_count": 32}}, "only part of each head"),
+        ({"fields": {"llama.attention.causal": False}}, "attends to later tokens"),
         ({"kind": Type.TQ1_0}, "in TQ1_0, but only"),
         ({"extra": {"blk.0.attn_q.bias": np.zeros(576, np.float32)}}, "blk.0.attn_q.bias and 0"),
         ({"pre": "default"}, "by the rule 'default'"),

@@ -126,19 +126,24 @@ def test_llama_cpp_answers_chats_as_the_shipped_policy_does(tmp_path):
 
 
 def test_what_a_file_cannot_hold_is_refused(folder_of, tmp_path, monkeypatch):
-    """Sliding layers, other scalings, another splitting rule; a file that reads back otherwise."""
+    """Sliding layers, other scalings, four ends of a turn, other rules of the tokenizer; a file
+    that reads back otherwise."""
     folder = folder_of("qwen2", gguf_models.Type.F32)
     config, tokenizer = folder / "config.json", folder / "tokenizer.json"
     raw, text = json.loads(config.read_text()), tokenizer.read_text()
     window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
-    for change in (window, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}):
+    linear, other = RopeScaling("linear", 2.0), RopeScaling("llama3", 8.0, low_freq=0.5)
+    scalings = [{"rope_scaling": scaling_to_hf(scaling)} for scaling in (linear, other)]
+    for change in (window, *scalings, {"eos_token_id": [0, 1, 2, 3]}):
         config.write_text(json.dumps(raw | change))
-        with pytest.raises(UserError, match=r"positions, cannot be .* convert_hf_to_gguf.py"):
+        with pytest.raises(UserError, match=r"positions, cannot be .* convert_hf|any of 4 tokens"):
             gguf_export.write_gguf(folder)
     config.write_text(json.dumps(raw))
-    tokenizer.write_text(text.replace("p{N}|", "p{N}{1,2}|"))
-    with pytest.raises(UserError, match="its tokenizer cannot be written"):
-        gguf_export.write_gguf(folder)
+    for old, new in (("p{N}|", "p{N}{1,2}|"), ('"rstrip": false', '"rstrip": true')):
+        tokenizer.write_text(text.replace(old, new))
+        assert text != tokenizer.read_text()
+        with pytest.raises(UserError, match="its tokenizer cannot be written"):
+            gguf_export.write_gguf(folder)
     tokenizer.write_text(text)
     monkeypatch.setattr(gguf_file.GGUF, "value", lambda *_: np.zeros(3, np.float32))
     with pytest.raises(UserError, match="reads back with other values"):
