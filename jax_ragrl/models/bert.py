@@ -115,11 +115,17 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
             f"model_type={kind!r} with {activation!r} and {positions!r} positions is not "
             f"supported: use one of {', '.join(FAMILIES)} with absolute positions"
         )
+    if fields.get("is_decoder"):
+        raise UserError(
+            "config.json sets is_decoder, so that tokens see earlier ones only, which is not "
+            "implemented: use an encoder"
+        )
     family = FAMILIES[kind]
     try:
         after_pad = family.position_after_pad
         # The defaults of Transformers: 0 for BERT, 1 for RoBERTa.
-        pad_id = fields.get("pad_token_id", int(after_pad))
+        pad_id = fields.get("pad_token_id")
+        pad_id = int(after_pad) if pad_id is None else pad_id
         return BertConfig(
             vocab=fields["vocab_size"],
             width=fields["hidden_size"],

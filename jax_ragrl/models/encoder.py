@@ -37,6 +37,7 @@ from jax_ragrl.models.sentence_files import (
     read_json,
     read_modules,
     read_settings,
+    transformer_settings,
 )
 from jax_ragrl.models.text_batches import length_batches, pad_rows
 from jax_ragrl.runtime.dispatch import in_order
@@ -225,7 +226,7 @@ def load_tokenizer(folder: pathlib.Path, backbone: Backbone) -> Any:
             f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {backbone.vocab}: "
             "take tokenizer and weights from one model"
         )
-    if not read_json(folder / "sentence_bert_config.json").get("do_lower_case"):
+    if not transformer_settings(folder).get("do_lower_case"):
         return tokenizer
     # As in the files of BGE v1.5: texts are in lower case.
     if not tokenizer.is_fast:

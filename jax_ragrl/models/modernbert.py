@@ -73,7 +73,7 @@ def config_from_hf(fields: dict[str, Any]) -> ModernBertConfig:
             norm_bias=fields.get("norm_bias", False),
             attention_bias=fields.get("attention_bias", False),
             hidden_bias=fields.get("mlp_bias", False),
-            pad_id=fields.get("pad_token_id", 50283),
+            pad_id=fields.get("pad_token_id", 50283) or 0,
         )
     except KeyError as error:
         raise UserError(

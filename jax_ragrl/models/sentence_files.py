@@ -15,8 +15,19 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 from jax_ragrl.models.pooling import ACTIVATIONS, POOLINGS, DenseSpec
 
+SETTINGS = "config_sentence_transformers.json"
 DENSE = {"bias": True, "activation_function": "Tanh", "use_residual": False}
 DENSE_TENSORS = ("module_input_name", "module_output_name")
+# The settings of a transformer; newer versions of the library write the first name.
+TRANSFORMER_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Of these settings and of those of the model: what changes vectors and is not implemented.
+OTHER_SETTINGS = (
+    *("config_args", "config_kwargs", "processing_kwargs", "processor_kwargs", "tokenizer_args"),
+    *("query_expansion", "query_length", "document_length", "truncate_dim"),
+)
 MOST = 32768  # tokens, if the files set no limit or, as some tokenizers do, 1e30
 
 
@@ -153,9 +164,25 @@ def _pooling(path: pathlib.Path, default: str) -> str:
     return modes[0]
 
 
+def transformer_settings(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the settings of a transformer's folder; empty if it has none."""
+    path = next((p for name in TRANSFORMER_FILES if (p := folder / name).is_file()), folder)
+    return _only_known(path, read_json(path))
+
+
+def _only_known(path: pathlib.Path, fields: dict[str, Any]) -> dict[str, Any]:
+    for name in OTHER_SETTINGS:
+        if fields.get(name):
+            raise UserError(
+                f"{path} sets {name} = {fields[name]!r}, which is not implemented: use another "
+                "encoder, or remove the field to do without"
+            )
+    return fields
+
+
 def max_length(transformer: pathlib.Path) -> int:
     """Returns the longest input that the files of a transformer set; `MOST` if none."""
-    fields = read_json(transformer / "sentence_bert_config.json")
+    fields = transformer_settings(transformer)
     tokenizer = read_json(transformer / "tokenizer_config.json").get("model_max_length")
     return min(int(fields.get("max_seq_length") or tokenizer or MOST), MOST)
 
@@ -169,10 +196,11 @@ def read_settings(
     an unsupported module or pooling, or malformed JSON.
     """
     modules = read_modules(folder)
-    fields = read_json(folder / "config_sentence_transformers.json")
+    path = folder / SETTINGS
+    fields = _only_known(path, read_json(path))
     prompts = fields.get("prompts") or {}
     # Models name the prompt of a passage differently.
-    passages = [prompts[k] for k in ("passage", "document", "corpus") if prompts.get(k)]
+    passages = [prompts[k] for k in ("document", "passage", "corpus") if prompts.get(k)]
     is_plain = not (folder / "modules.json").is_file()
     return Settings(
         pooling=_pooling(modules.pooling / "config.json", defaults.pooling),

@@ -17,7 +17,7 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, encoder, text_batches
-from jax_ragrl.models.sentence_files import Settings, read_settings
+from jax_ragrl.models.sentence_files import SETTINGS, Settings, read_settings
 from jax_ragrl.retrieval.index import build_index, open_index, run_index
 from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.run.index import open_or_build_index
@@ -82,7 +82,7 @@ def test_batches_have_few_shapes():
 
 def test_the_family_supplies_a_missing_padding_id():
     fields = json.loads((TINY / "config.json").read_text())
-    del fields["pad_token_id"]
+    fields["pad_token_id"] = None  # as if it were missing
     starts = {
         kind: bert.config_from_hf(fields | {"model_type": kind}).first_position
         for kind in bert.FAMILIES
@@ -170,7 +170,7 @@ def test_batches_on_a_cpu_have_little_padding(count, length, padded):
 
 
 def test_prefixes_default_to_those_of_the_folder(copy, tiny):
-    prompts = {"query": "who ", "document": "the "}
+    prompts = {"query": "who ", "passage": "an ", "document": "the "}
     change(copy / "config_sentence_transformers.json", prompts=prompts)
     prefixed, passage = encoder.load_encoder(copy), [Passage("1", "film", "rome")]
     np.testing.assert_allclose(
@@ -223,6 +223,9 @@ def test_old_names_of_weights_are_translated():
         (lambda f: change(f / "config.json", model_type="t5"), "model_type='t5'"),
         (lambda f: change(f / "config.json", hidden_size=18), "config.json and model.safetensors"),
         (lambda f: change(f / "config.json", num_hidden_layers=3), "lacks 16 weights"),
+        (lambda f: change(f / "config.json", is_decoder=True), "sets is_decoder"),
+        (lambda f: change(f / SETTINGS, truncate_dim=8), "sets truncate_dim = 8"),
+        (lambda f: change(f / "sentence_bert_config.json", query_length=8), "query_length = 8"),
         (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
         (lambda f: (f / "model.safetensors").write_bytes(b"short"), "safetensors"),
         (lambda f: (f / "config.json").write_text("{"), "malformed JSON"),
@@ -241,12 +244,15 @@ def test_a_damaged_folder_is_refused_with_a_reason(copy, damage, reason):
 def test_a_folder_may_lower_the_case_of_texts(copy):
     """As in the files of BGE v1.5: upper and lower case have equal tokens."""
     before = encoder.load_encoder(copy)
-    change(copy / "sentence_bert_config.json", do_lower_case=True)
+    # Old encoders have the name of their family in that of the file.
+    (copy / "sentence_bert_config.json").rename(copy / "sentence_xlm-roberta_config.json")
+    change(copy / "sentence_xlm-roberta_config.json", do_lower_case=True)
     # The tokenizer lowers the case, unless its own config says otherwise.
     change(copy / "tokenizer_config.json", do_lower_case=False)
     lower = encoder.load_encoder(copy)
     assert lower.tokenize(["The Film"]) == before.tokenize(["the film"])
-    change(copy / "sentence_bert_config.json", do_lower_case=False)
+    assert lower.settings == before.settings
+    change(copy / "sentence_xlm-roberta_config.json", do_lower_case=False)
     assert encoder.load_encoder(copy).tokenize(["The Film"]) != before.tokenize(["the film"])
 
 
