@@ -26,7 +26,7 @@ from jax_ragrl.models.modernbert import ModernBertConfig
 from jax_ragrl.models.module_weights import Path, leaf_name, load_module
 from jax_ragrl.models.pooling import ACTIVATIONS, first_pool, mean_pool
 from jax_ragrl.models.safetensors_io import weights_checksum
-from jax_ragrl.models.sentence_files import max_length, read_json
+from jax_ragrl.models.sentence_files import SETTINGS, max_length, read_json
 from jax_ragrl.models.text_batches import length_batches, pad_rows
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.free_work import count_elements, free_tokens
@@ -185,22 +185,32 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
         raise UserError(f"{folder} has the modules {kinds}, which are not supported: {FORMS}")
     backbone = read_backbone(fields)
     spec = read_head(backbone, fields)
+    saved = read_json(folder / SETTINGS)
+    if prompt := (saved.get("prompts") or {}).get(saved.get("default_prompt_name")):
+        raise UserError(
+            f"{folder} scores pairs with the prompt {prompt!r} of its {SETTINGS}, which is not "
+            f"implemented: {FORMS}"
+        )
     # A tokenizer may accept more tokens than the model has positions.
     longest = min(max_length(folder), backbone.max_length)
     tokenizer = load_tokenizer(folder, backbone)
-    model, activation = _load_model(folder, backbone, spec), score_activation(fields)
+    model, activation = _load_model(folder, backbone, spec), score_activation(fields | saved)
     weights = weights_checksum(folder)
     return CrossEncoder(model, tokenizer, backbone, longest, activation, weights)
 
 
 def score_activation(fields: dict[str, Any]) -> str:
-    """Returns the activation of the logits in a `config.json`, else the sigmoid."""
+    """Returns the activation of the logits, else the sigmoid.
+
+    `fields` are those of `config.json` and of sentence-transformers' settings, which come first.
+    """
     newer = (fields.get("sentence_transformers") or {}).get("activation_fn")
-    name = newer or fields.get("sbert_ce_default_activation_function") or "Sigmoid"
+    older = fields.get("sbert_ce_default_activation_function")
+    name = fields.get("activation_fn") or newer or older or "Sigmoid"
     activation = name.rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS:
         raise UserError(
-            f"config.json names the activation {name!r}, which is not supported: write one of "
+            f"the config names the activation {name!r}, which is not supported: write one of "
             f"{', '.join(ACTIVATIONS)} into it"
         )
     return activation

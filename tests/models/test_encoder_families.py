@@ -11,7 +11,7 @@ import text_models
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import backbones, bert, encoder, sentence_files
 from jax_ragrl.models.cross_encoder import load_cross_encoder, score_activation
-from jax_ragrl.models.sentence_files import Prefixes, known_prefixes
+from jax_ragrl.models.sentence_files import SETTINGS, Prefixes, known_prefixes
 from jax_ragrl.types import Passage
 from tests.model_folders import change_json
 
@@ -190,7 +190,7 @@ def write(folder, kind, **changes):
     ],
 )
 def test_scores_equal_those_of_sentence_transformers(tmp_path, kind, changes):
-    library = pytest.importorskip("sentence_transformers")
+    library, torch = map(pytest.importorskip, ("sentence_transformers", "torch"))
     write(tmp_path, kind, **changes)
     for fields in ({}, IDENTITY):
         change_json(tmp_path / "config.json", **fields)
@@ -199,9 +199,14 @@ def test_scores_equal_those_of_sentence_transformers(tmp_path, kind, changes):
         assert scores.dtype == np.float32 and scores.shape == (len(PAIRS),)
         np.testing.assert_allclose(scores, theirs, atol=1e-4)
     assert len(set(scores.tolist())) == len(PAIRS)
-    library.CrossEncoder(str(tmp_path), device="cpu").save_pretrained(str(tmp_path / "saved"))
+    # An activation of its own is saved beside that of config.json, and comes first.
+    other = library.CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Tanh())
+    other.save_pretrained(str(tmp_path / "saved"))
     again = load_cross_encoder(tmp_path / "saved").scores(PAIRS)
-    np.testing.assert_allclose(again, theirs, atol=1e-4)
+    np.testing.assert_allclose(again, np.tanh(theirs), atol=1e-4)
+    change_json(tmp_path / "saved" / SETTINGS, prompts={"a": "film "}, default_prompt_name="a")
+    with pytest.raises(UserError, match="with the prompt 'film '"):
+        load_cross_encoder(tmp_path / "saved")
 
 
 def test_the_other_pairs_change_no_score(tmp_path):
