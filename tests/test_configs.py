@@ -23,6 +23,7 @@ from jax_ragrl.text.metrics import METRICS
 from jax_ragrl.warmstart.demos import load_warm_start
 from jax_ragrl.warmstart.finetune import load_finetune
 from jax_ragrl.warmstart.warmup import load_warmup
+from tests.jobs import config_job, config_values
 
 FILES = sorted(CONFIGS.glob("**/[!_]*.py"))  # one with an underscore is a part of others
 FULL = (*PAPERS, "coda:code", "coda:alone", "mao_arag:code", "mmoa_rag:code", "opera:code")
@@ -46,12 +47,6 @@ def given_to(name: str) -> dict[str, str]:
     return GIVEN | (POOL if name.startswith("opera") else {})
 
 
-def load(name: str, given: dict[str, str]) -> dict:
-    file, _, preset = name.partition(":")
-    config = f"--config={CONFIGS / file}.py" + (f":{preset}" if preset else "")
-    return load_config(None, [config, *(f"--config.{k}={v}" for k, v in given.items())])
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
 def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
     name = str(file.relative_to(CONFIGS).with_suffix(""))
@@ -59,7 +54,7 @@ def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
         return check_experiment(file, tmp_path)
     if name.startswith("claims/"):  # their arms: tests/experiments/test_claims.py
         return
-    values = load(name, given_to(name))
+    values = config_values(name, given_to(name))
     if name in DEMOS:
         assert load_warm_start(values).data.demos == "demos.jsonl"
         return
@@ -104,12 +99,12 @@ def test_training_and_imitation_from_one_policy_is_an_experiment(name, tmp_path)
 def test_the_roles_of_an_expert_can_be_overridden():
     roles = {"recipe.expert.roles": "('plan',)", "recipe.expert.period": "8"}
     for name in ("opera", "tiny/opera"):
-        expert = load(name, given_to(name) | roles)["recipe"]["expert"]
+        expert = config_values(name, given_to(name) | roles)["recipe"]["expert"]
         assert (expert["roles"], expert["period"]) == (("plan",), 8)
 
 
 def test_the_kl_coefficient_of_mmoa_rag_stays_between_the_bounds_of_its_paper():
-    paper, code = (load(name, GIVEN) for name in ("mmoa_rag", "mmoa_rag:code"))
+    paper, code = (config_values(name, GIVEN) for name in ("mmoa_rag", "mmoa_rag:code"))
     kl = load_job(paper).objective.kl
     assert (kl.coefficient, kl.max_coefficient, kl.min_coefficient) == (0.2, 0.2, 0.06)
     assert load_job(code).objective.kl.max_coefficient == 0  # as TRL's controller
@@ -142,7 +137,7 @@ def test_a_documented_ablation_changes_the_run(name, overrides):
 
 @pytest.mark.parametrize(("name", "overrides"), CHANGES)
 def test_a_documented_change_modifies_the_system(name, overrides):
-    values = load(name, given_to(name))
+    values = config_values(name, given_to(name))
     made = job_with_overrides(values, overrides).recipe.evaluation_system
     assert made != load_job(values).recipe.evaluation_system
     assert {role.policy for role in made.roles.values()} <= set(load_job(values).policy_of.values())
@@ -158,7 +153,7 @@ def test_a_tiny_config_documents_its_warm_up():
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_paper_searches_exactly_and_a_path_is_its_own_key_that_is_named_if_it_is_missing(name):
-    values = load(name, given_to(name))
+    values = config_values(name, given_to(name))
     job = load_job(values)
     assert (job.policy, job.index.encoder) == ("models/policy", "models/encoder")
     files = ("corpus.jsonl", "train.jsonl", "dev.jsonl", "test.jsonl")
@@ -168,11 +163,11 @@ def test_a_paper_searches_exactly_and_a_path_is_its_own_key_that_is_named_if_it_
     for key in given_to(name):
         rest = {k: v for k, v in given_to(name).items() if k != key}
         with pytest.raises(UserError, match=rf"config\.{key} is None.*--config\.{key}=VALUE"):
-            load_job(load(name, rest))
-    index = load_job(load(name, given_to(name))).index
+            config_job(name, rest)
+    index = config_job(name, given_to(name)).index
     assert isinstance(index, VectorIndex) and index.kind == "exact"
     given = {key: value for key, value in given_to(name).items() if key != "index.encoder"}
-    values = load(name, given | {"index.kind": "bm25"})  # as its comment says
+    values = config_values(name, given | {"index.kind": "bm25"})  # as its comment says
     assert load_job(values).index == BM25Index(folder=index.folder)
 
 
@@ -180,7 +175,7 @@ def test_a_paper_searches_exactly_and_a_path_is_its_own_key_that_is_named_if_it_
     ("name", "end"), [("c3po", 0.1), ("mmoa_rag", 0.0), ("mmoa_rag:code", 0.0), ("mao_arag", 1.0)]
 )
 def test_the_learning_rate_ends_as_in_the_framework(name, end):
-    job = load_job(load(name, given_to(name)))
+    job = config_job(name, given_to(name))
     choices = job.optimizer
     taken = job.run.steps * choices.epochs * choices.minibatches
     rate = choices.rate(choices.policy_lr, job.run.steps)(taken)
@@ -190,7 +185,7 @@ def test_the_learning_rate_ends_as_in_the_framework(name, end):
 @pytest.mark.parametrize("name", ["mmoa_rag", "tiny/mmoa_rag", "real/mmoa_rag", "real/quickstart"])
 def test_the_penalty_for_long_answers_can_fire(name):
     """A word needs at least one token, and the stop token is one too."""
-    values = load(name, given_to(name))["recipe"]
+    values = config_values(name, given_to(name))["recipe"]
     assert values["penalties"]["max_answer_words"] + 1 < values["system"]["generator_max_tokens"]
 
 
@@ -206,16 +201,16 @@ def test_ragrl_pool_needs_no_pool(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["tiny/coda", "tiny/search_r1", "tiny/tree_grpo"])
 def test_every_group_rule_is_applied(name):
     for rule in (group_centred, group_normalised, leave_one_out):
-        job = load_job(load(name, {"objective.advantage": rule.__name__}))
+        job = config_job(name, {"objective.advantage": rule.__name__})
         assert job.credit.func is job.recipe.compare and job.credit.keywords == {"rule": rule}
 
 
 def test_a_critic_takes_one_rollout_and_a_role_is_compared_across_several():
-    job = load_job(load("tiny/search_r1:ppo", {}))
+    job = config_job("tiny/search_r1:ppo")
     assert job.recipe.rollouts == 1 and job.credit is job.recipe.turn_credit
-    turn = load_job(load("tiny/search_r1:ppo", {"objective.gae_span": "turn"}))
+    turn = config_job("tiny/search_r1:ppo", {"objective.gae_span": "turn"})
     assert turn.credit is turn.recipe.credit
-    job = load_job(load("tiny/mmoa_rag", {**GROUPS, "recipe.rollouts": "4"}))
+    job = config_job("tiny/mmoa_rag", {**GROUPS, "recipe.rollouts": "4"})
     assert job.credit.func is over_roles
 
 
@@ -239,27 +234,26 @@ def test_a_critic_takes_one_rollout_and_a_role_is_compared_across_several():
 )
 def test_a_choice_that_does_not_fit_the_others_is_refused(name, given, said):
     with pytest.raises(UserError, match=said):
-        load_job(load(name, given))
+        config_job(name, given)
 
 
 @pytest.mark.parametrize(
     ("preset", "role", "reward"), [("rrr", "rewriter", "em_f1_hit"), ("bgm", "selector", "f1")]
 )
 def test_one_module_is_trained_before_a_frozen_reader(preset, role, reward):
-    values = load(f"tiny/one_module:{preset}", {})
+    values = config_values(f"tiny/one_module:{preset}")
     assert values["recipe"]["reward"] == reward and set(load_job(values).policy_of) == {role}
 
 
 @pytest.mark.parametrize("name", ["c3po", "coda", "mao_arag", "mmoa_rag", "opera"])
 def test_every_batch_size_of_a_config_is_used(name: str):
-    values = load_config(CONFIGS / f"{name}.py", [])["shapes"]
-    shapes = Shapes(**values)
+    shapes = Shapes(**config_values(name)["shapes"])
     used = {shapes.max_batch_size(length) for length in shapes.prompt_lengths}
     assert max(shapes.batch_sizes) in used
 
 
 def test_an_unknown_metric_is_refused_unless_registered(monkeypatch):
-    job = load_job(load("tiny/coda", {}))
+    job = config_job("tiny/coda")
     recipe = dataclasses.replace(job.recipe, metric="mine")
     with pytest.raises(UserError, match=r"metric is 'mine': use one of cover_em, .*METRICS"):
         dataclasses.replace(job, recipe=recipe)
@@ -269,7 +263,7 @@ def test_an_unknown_metric_is_refused_unless_registered(monkeypatch):
 
 def test_the_real_configs_train_the_subject_of_each_paper():
     """What configs that only train a reader leave out."""
-    jobs = {name: load_job(load(f"real/{name}", {})) for name in (*PAPERS, "search_r1")}
+    jobs = {name: config_job(f"real/{name}") for name in (*PAPERS, "search_r1")}
     assert {(job.index.kind, job.data.files.train) for job in jobs.values()} == {
         ("bm25", "mixture:train")
     }

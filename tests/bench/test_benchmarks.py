@@ -11,17 +11,16 @@ from flax import nnx
 from jax_ragrl.bench.sample import SampleWork, roll_out
 from jax_ragrl.bench.step import _mean_busy_seconds, bench_step, initial_policies, union_length
 from jax_ragrl.bench.train import TrainWork, bench_train, train_flops
-from jax_ragrl.cli.main import CONFIGS, main
+from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
-from jax_ragrl.run.overrides import load_config
 from jax_ragrl.run.parts import Components
 from jax_ragrl.sampling.weights import for_sampling
+from tests.jobs import config_job
 
 SMALL = TrainWork(
     "tiny", prompts=2, siblings=3, prompt=20, new=4, layers=1, dtype="float32", repeats=1
@@ -124,7 +123,7 @@ def test_overlapping_intervals_count_once_and_busy_seconds_are_a_mean_over_devic
 
 
 def job_with(**changes) -> Job:
-    return dataclasses.replace(load_job(load_config(CONFIGS / "tiny" / "c3po.py", [])), **changes)
+    return dataclasses.replace(config_job("tiny/c3po"), **changes)
 
 
 def components_of(job: Job, **fields) -> Components:

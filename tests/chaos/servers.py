@@ -17,11 +17,10 @@ from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.retrieval.remote import to_document
 from jax_ragrl.run.data import load_data
 from jax_ragrl.run.index import load_retriever
-from jax_ragrl.run.load import load_job
-from jax_ragrl.run.overrides import load_config
 from jax_ragrl.types import LLMRequest, Message
-from tests.chaos.runs import CONFIG, SMALL, Outcome, call, train_command
+from tests.chaos.runs import SMALL, Outcome, call, train_command
 from tests.faults import answering, whole
+from tests.jobs import config_job
 
 Fault = Callable[[bytes], Iterable[bytes | float]]
 STALL = 3.0  # seconds; longer than the time-out of the runs
@@ -104,7 +103,7 @@ class Servers:
 
     def __init__(self, folder, share, faults, seed, after=4) -> None:
         own = ("data.world.size", "data.world.famous_fraction", "index.kind")
-        job = load_job(load_config(CONFIG, [f"--config.{key}={SMALL[key]}" for key in own]))
+        job = config_job("tiny/c3po", {key: SMALL[key] for key in own})
         corpus, _, world = load_data(job.data)
         assert world is not None and isinstance(job.index, VectorIndex)
         self._retriever: Retriever = load_retriever(corpus, job.index, folder)

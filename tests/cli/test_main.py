@@ -19,9 +19,9 @@ from jax_ragrl.cli.main import HOLDERS, TITLES, _parser, load_config, main
 from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.config.snapshot import load_saved_config, save_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.run.load import load_job
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.training import loop
+from tests.jobs import config_job
 from tests.tiny import saved_policy
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "tiny" / "c3po.py"
@@ -238,7 +238,7 @@ def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     bounds = (("kl/mean", -1.0, 1.0),)
     url = {"index.kind": "remote", "index.url": "http://localhost:8000"}
     overrides = url | {"guard.bounds": bounds, "objective.entropy_coefficient": 0.1, "run.steps": 3}
-    job = load_job(load_config(CONFIG, [f"--config.{k}={v}" for k, v in overrides.items()]))
+    job = config_job("tiny/c3po", overrides)
     assert (job.index.url, job.guard.bounds) == ("http://localhost:8000", bounds)
     assert (job.run.steps, job.run.questions_per_step) == (3, 14)
     assert job.objective.entropy_coefficient == 0.1

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config, main
+from jax_ragrl.cli.main import main
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation import suite, table
@@ -24,6 +24,7 @@ from jax_ragrl.evaluation.table import TableSettings
 from jax_ragrl.models.by_name import local_model
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.runtime.jsonl import write_rows
+from tests.jobs import config_values
 from tests.llm.server import serving
 from tests.retrieval.engine import engine, pages
 
@@ -198,7 +199,7 @@ def test_cells_of_other_questions_are_refused(table_of, sets, capsys):
 
 
 def test_a_run_with_another_checkpoint_is_evaluated_again(table_of, sets, capsys, monkeypatch):
-    save_config(sets / "run" / "config.json", load_config(CONFIGS / "tiny" / "c3po.py", []))
+    save_config(sets / "run" / "config.json", config_values("tiny/c3po"))
     sums = {1: 7}  # by step
 
     def open_run(run):
@@ -268,7 +269,7 @@ def test_cells_of_other_files_under_the_same_name_are_refused(args, file, table_
 
 def test_two_systems_do_not_write_one_file(table_of, sets, capsys):
     for folder in ("a/b", "a_b"):
-        save_config(sets / folder / "config.json", load_config(CONFIGS / "tiny" / "c3po.py", []))
+        save_config(sets / folder / "config.json", config_values("tiny/c3po"))
     args = ["s=one.jsonl@corpus.jsonl", "--systems=direct", "--run", "a/b", "a_b"]
     assert table_of(*args, "--predictions=out") == 2
     assert "run:a/b and run:a_b would have one name" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.cli import evaluate as evaluate_command
-from jax_ragrl.cli.main import CONFIGS, load_config, main
+from jax_ragrl.cli.main import main
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
@@ -51,6 +51,7 @@ from jax_ragrl.systems.registry import PAPERS
 from jax_ragrl.text.prompts import template
 from jax_ragrl.training.setup import prepare_policies, trained_state
 from jax_ragrl.types import Question
+from tests.jobs import config_job, config_values
 from tests.listening import listening
 from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, Tape, passage
@@ -111,15 +112,15 @@ def test_no_action_is_truncated(name):
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_table_allows_the_tokens_of_training(name):
-    job = load_job(load_config(CONFIGS / "tiny" / f"{name}.py", []))
+    job = config_job(f"tiny/{name}")
     assert max(r.sampling.max_tokens for r in job.recipe.system.roles.values()) <= TINY_NEW_TOKENS
 
 
 @pytest.mark.parametrize("style", ["tiny", "full"])
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_table_allows_the_contexts_of_training(monkeypatch, name, style):
-    file = CONFIGS / ("tiny" if style == "tiny" else "") / f"{name}.py"
-    longest = max(load_config(file, [])["shapes"]["prompt_lengths"])
+    values = config_values(f"tiny/{name}" if style == "tiny" else name)
+    longest = max(values["shapes"]["prompt_lengths"])
     model = nnx.merge(*policy()), tokenizer()
     monkeypatch.setattr(assemble, "load_policy", lambda *_: model)
     loaded_models = load_models(settings(name, style=style))
@@ -139,8 +140,8 @@ def test_a_local_model_writes_up_to_the_limit_of_systems(monkeypatch, steps):
 
 
 def test_a_table_uses_the_prompt_format_of_training():
-    for style, folder in (("tiny", CONFIGS / "tiny"), ("full", CONFIGS)):
-        configs = [load_config(folder / f"{name}.py", []) for name in ("coda", "mmoa_rag")]
+    for style, folder in (("tiny", "tiny/"), ("full", "")):
+        configs = [config_values(f"{folder}{name}") for name in ("coda", "mmoa_rag")]
         coda, mmoa_rag = configs[0]["recipe"]["system"], configs[1]["recipe"]["system"]
         inputs = context(style)
         assert SYSTEMS["coda"](inputs).as_chat_turns == coda["as_chat_turns"]
@@ -150,13 +151,8 @@ def test_a_table_uses_the_prompt_format_of_training():
 
 def write_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
     """Writes a run of `ragrl train` with OPERA's three policies, which have different weights."""
-    changes = {
-        "policy": folder,
-        "recipe.system.shared_policy": False,
-        "recipe.system.max_plan_steps": 2,
-    }
-    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
-    values = load_config(CONFIGS / "tiny" / "opera.py", overrides)
+    changes = {"policy": folder, "recipe.system.shared_policy": False}
+    values = config_values("tiny/opera", changes | {"recipe.system.max_plan_steps": 2})
     save_config(workdir / "config.json", values)
     job = load_job(values)
     policies, chat = load_policies(job, None)

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import (
     SMOLLM2_NAME,
@@ -24,6 +23,7 @@ from jax_ragrl.export.card import (
 )
 from jax_ragrl.models import by_name
 from jax_ragrl.run.load import load_job
+from tests.jobs import config_values
 
 FILES = {
     "train": "hf://datasets/owner/nq@v1/train.jsonl,/home/me/hotpotqa/train.jsonl",
@@ -42,7 +42,7 @@ BASE = Base("owner/base", "owner/base", {"license": "mit"})
 
 
 def facts(base: Base = BASE, **fields: Any) -> CardFacts:
-    values = load_config(CONFIGS / "tiny" / "c3po.py", [])
+    values = config_values("tiny/c3po")
     values |= fields.pop("values", {})
     given = {
         "job": load_job(copy.deepcopy(values)),
@@ -119,7 +119,7 @@ def test_the_retriever_is_the_one_of_the_run(values, text):
 
 
 def test_files_without_a_section_index_are_searched_with_bm25():
-    values = load_config(CONFIGS / "tiny" / "c3po.py", []) | {"data": {"files": FILES}}
+    values = config_values("tiny/c3po") | {"data": {"files": FILES}}
     del values["index"]
     job = load_job(copy.deepcopy(values))
     card = card_text(dataclasses.replace(facts(), job=job, values=values))

@@ -3,12 +3,13 @@
 import json
 import pathlib
 import shutil
+from collections.abc import Mapping
 
 import jax
 import pytest
 from huggingface_hub import constants
 
-from jax_ragrl.cli.main import CONFIGS, load_config, main
+from jax_ragrl.cli.main import main
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export import run
@@ -20,6 +21,7 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
 from jax_ragrl.training.setup import prepare_policies, trained_state
 from tests.hub_server import TOKEN, USER, Hub, serving
+from tests.jobs import NOTHING, config_values
 from tests.tiny import saved_policy
 
 NAME = f"{USER}/policy"
@@ -110,11 +112,11 @@ def test_the_command_needs_a_repository_to_make_public(tmp_path, capsys):
     assert "give --push-to OWNER/NAME" in capsys.readouterr().err
 
 
-def write_run(workdir: pathlib.Path, *overrides: str) -> None:
+def write_run(workdir: pathlib.Path, changes: Mapping[str, object] = NOTHING) -> None:
     """A run of C-3PO with a checkpoint after step 1, from a policy without training."""
     start = saved_policy(workdir)
     (start / "README.md").write_text("---\nlicense: mit\nbase_model: someone/base\n---\n")
-    values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.policy={start}", *overrides])
+    values = config_values("tiny/c3po", {"policy": start, **changes})
     job = load_job(values)
     # An export needs the folder of the run only, and one device.
     files = dict.fromkeys(("corpus", "train", "dev", "test"), str(workdir / "missing"))
@@ -154,7 +156,7 @@ def test_the_command_exports_with_a_card_and_uploads(hub: Hub, tmp_path, capsys)
 
 
 def test_an_uploaded_adapter_names_no_path_of_this_machine(hub: Hub, tmp_path):
-    write_run(tmp_path, "--config.lora.rank=2")
+    write_run(tmp_path, {"lora.rank": 2})
     arguments = ["export", str(tmp_path / "run"), "--adapter", "--out"]
     assert main([*arguments, str(tmp_path / "out"), "--push-to", NAME]) == 0
     uploaded = files(hub.folders[NAME])

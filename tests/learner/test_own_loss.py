@@ -13,11 +13,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import group_turns
 from jax_ragrl.learner.update import update
-from jax_ragrl.run.load import load_job
-from jax_ragrl.run.overrides import load_config
 from jax_ragrl.runtime.sharding import make_mesh
 from tests.conftest import REPO
 from tests.docs.pages import PYTHON, blocks
+from tests.jobs import config_job
 from tests.learner import reference
 from tests.learner.bigram import CONFIG, GRPO_ADAM, HEAT, LAYOUT, named, prepared, random_decoder
 from tests.learner.test_update import turns
@@ -114,9 +113,8 @@ def test_padding_reaches_neither_an_own_loss_nor_its_gradient():
 
 
 def test_a_config_names_own_functions_by_their_module():
-    given = ("objective.loss=own_losses:cispo", "objective.advantage=own_losses:median_centred")
-    file = REPO / "configs" / "tiny" / "coda.py"
-    job = load_job(load_config(file, [f"--config.{change}" for change in given]))
+    names = {"loss": "own_losses:cispo", "advantage": "own_losses:median_centred"}
+    job = config_job("tiny/coda", {f"objective.{key}": name for key, name in names.items()})
     rule = job.credit.keywords["rule"]
     assert rule.__module__ == "own_losses" and rule(np.array([1.0, 0, 0])).tolist() == [1, 0, 0]
 

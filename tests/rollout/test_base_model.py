@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.export.weights import export
 from jax_ragrl.learner.imitation import example
 from jax_ragrl.learner.packing import group_turns, lay_out, turns_of
@@ -14,11 +13,11 @@ from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policies
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.types import Message
+from tests.jobs import config_job
 from tests.model_folders import base_model
 from tests.rollout.tape import ANN, BOB, Tape
 
@@ -43,7 +42,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def job(folder):
-    return load_job(load_config(CONFIGS / "tiny" / "search_r1.py", [f"--config.policy={folder}"]))
+    return config_job("tiny/search_r1", {"policy": folder})
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Turn, group_turns
 from jax_ragrl.learner.update import update
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.rollout.engine import EngineSampler
-from jax_ragrl.run.load import load_job
 from jax_ragrl.sampling.jobs import Row, SamplingJob
+from tests.jobs import config_job
 from tests.learner import reference
 from tests.learner.bigram import GRPO, HEAT, LAYOUT, named, prepared
 from tests.llm.server import serving
@@ -113,27 +112,25 @@ ENGINE |= {"objective.importance_weight_cap": 2.0}
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        ("search_r1.py", {}, ""),
-        ("search_r1.py", {"objective.importance_weight_cap": 0.0}, "weight_cap is 0: its probab"),
-        ("search_r1.py", {"engine.sync": " "}, "engine.sync is empty"),
-        ("search_r1.py", {"engine.base_url": "localhost:1"}, "without http:// or https://"),
-        ("search_r1.py", {"engine.weights": "adapter"}, "'adapter', but lora is not set"),
-        ("search_r1.py", {"grammar": "strict"}, "certain tokens only"),
-        ("mmoa_rag.py", {}, "cannot sample role selector, which may"),
-        ("search_r1.py", {"recipe.system.top_p": 0.9}, ""),
+        ("search_r1", {}, ""),
+        ("search_r1", {"objective.importance_weight_cap": 0.0}, "weight_cap is 0: its probab"),
+        ("search_r1", {"engine.sync": " "}, "engine.sync is empty"),
+        ("search_r1", {"engine.base_url": "localhost:1"}, "without http:// or https://"),
+        ("search_r1", {"engine.weights": "adapter"}, "'adapter', but lora is not set"),
+        ("search_r1", {"grammar": "strict"}, "certain tokens only"),
+        ("mmoa_rag", {}, "cannot sample role selector, which may"),
+        ("search_r1", {"recipe.system.top_p": 0.9}, ""),
         (
-            "search_r1.py",
+            "search_r1",
             {"recipe.system.top_p": 0.9, "recipe.system.temperature": 0.7},
             "set one of them to 1",
         ),
-        ("coda.py", {"policies": (("planner", "tiny"),)}, "engine has one model: use one policy"),
+        ("coda", {"policies": (("planner", "tiny"),)}, "engine has one model: use one policy"),
     ],
 )
 def test_a_config_that_no_engine_can_sample_is_refused(config, changes, message):
-    overrides = [f"--config.{name}={value}" for name, value in (ENGINE | changes).items()]
-    values = load_config(CONFIGS / "tiny" / config, overrides)
     if not message:
-        assert load_job(values).engine.sync == "./restart.sh"
+        assert config_job(f"tiny/{config}", ENGINE | changes).engine.sync == "./restart.sh"
         return
     with pytest.raises(UserError, match=message):
-        load_job(values)
+        config_job(f"tiny/{config}", ENGINE | changes)

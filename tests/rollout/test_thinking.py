@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.llm.base import MeteredReply, without_thoughts
 from jax_ragrl.llm.judge import grade_answers
@@ -19,6 +18,7 @@ from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT, ParsedAction, Role, parse_
 from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.base import ChangedRoles, innermost_system
 from jax_ragrl.types import LLMRequest, Message, Question
+from tests.jobs import config_values
 from tests.rollout.tape import ANN, Tape, system
 from tests.thinking import ALWAYS, SWITCHED, thinking_tokenizer
 
@@ -51,7 +51,7 @@ def test_a_role_without_thinking_or_with_think_tags_reads_the_whole_text(changes
 
 @pytest.mark.parametrize("name", ["c3po", "coda", "mao_arag", "mmoa_rag", "opera", "search_r1"])
 def test_the_config_key_sets_roles_in_training_and_evaluation(name):
-    values = load_config(CONFIGS / "tiny" / f"{name}.py", [])
+    values = config_values(f"tiny/{name}")
     plain, job = load_job(values), load_job(values | {"thinking": "on"})
     assert not any(role.thinking for role in plain.recipe.system.roles.values())
     for recipe_system in (job.recipe.system, job.recipe.evaluation_system):

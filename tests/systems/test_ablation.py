@@ -23,6 +23,7 @@ from jax_ragrl.systems.base import masked_credit
 from jax_ragrl.training.setup import method_of
 from jax_ragrl.training.step import turns_to_train
 from tests.conftest import REPO
+from tests.jobs import config_job
 from tests.rollout.tape import ANN, Tape
 
 GRPO = {
@@ -35,8 +36,7 @@ PPO = {"objective.critic": "own", "objective.advantage": "whitened_gae"}
 
 
 def job(system: str, changes: dict[str, object]) -> Job:
-    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
-    return load_job(load_config(CONFIGS / "tiny" / f"{system}.py", overrides))
+    return config_job(f"tiny/{system}", changes)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import hypothesis
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.rollout.collect import Environment, collect
@@ -40,6 +39,7 @@ from jax_ragrl.systems.mao_arag import (
 from jax_ragrl.types import Sampling
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mao_arag import Teacher
+from tests.jobs import config_values
 from tests.rollout.tape import ANN, Tape, passage
 from tests.systems.test_baselines_world import retriever, world
 from tests.systems.test_parsers import ANYTHING
@@ -347,7 +347,7 @@ def test_the_printed_turn_table_swaps_the_decompositions():
 def test_malformed_turns_before_a_legal_plan_may_stay_untrained(credit):
     """Plans of sub-questions are trained in any case; a crossed credit changes nothing."""
     forest, _ = play(["AS", "QDS", "?", "AG"], ["A?"])
-    values = load_config(CONFIGS / "tiny/mao_arag.py", []) | {"credit": credit}
+    values = config_values("tiny/mao_arag") | {"credit": credit}
     trained = {}
     for masks in (False, True):
         values["recipe"]["train_malformed"] = not masks

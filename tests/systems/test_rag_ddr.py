@@ -5,17 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config, main
+from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import pairs_of
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.baselines import rag_ddr
 from jax_ragrl.systems.baselines.rag_ddr import Settings
 from jax_ragrl.systems.mmoa_rag import GENERATOR, MMOARAG, SELECTOR
 from jax_ragrl.training import step
 from jax_ragrl.training.setup import method_of
+from tests.jobs import config_job
 from tests.rollout.tape import ANN, Tape
 
 SYSTEM = MMOARAG("mmoa_rag_tiny", "S+G", 2, "D")
@@ -66,7 +66,7 @@ def test_only_trained_actions_are_in_a_pair(monkeypatch):
     if these are not trained."""
     answers = ["**in Ulm**", "**Ulm**", "**Rom**"]
     forest, turns, _ = forest_of(GENERATOR, {SELECTOR: ["D0"], GENERATOR: answers})
-    job = load_job(load_config(CONFIG, []))
+    job = config_job("tiny/rag_ddr")
     turns = [t for t in turns if forest.records[t.node].action.text != "**Rom**"]
     monkeypatch.setattr(
         step, "prefer_all", lambda policies, policy_of, pairs, *_, **__: (pairs, {})
@@ -76,7 +76,7 @@ def test_only_trained_actions_are_in_a_pair(monkeypatch):
 
 
 def test_the_generator_learns_first():
-    job = load_job(load_config(CONFIG, []))
+    job = config_job("tiny/rag_ddr")
     roles = tuple(job.policy_of)
     assert job.schedule.roles(0, roles) == (GENERATOR,)
     assert job.schedule.roles(job.run.steps - 1, roles) == (SELECTOR,)

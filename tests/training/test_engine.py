@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.learner.state import trained_decoder
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.by_name import SMOLLM2
@@ -24,7 +23,6 @@ from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.engine import EngineSampler
 from jax_ragrl.run.build import build_components
-from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import load_policy, policy_folder
 from jax_ragrl.sampling.jobs import Row, SamplingJob
 from jax_ragrl.sampling.sampler import Shapes, sample_jobs
@@ -33,6 +31,7 @@ from jax_ragrl.training import loop
 from jax_ragrl.training.handover import Handover
 from jax_ragrl.training.log import read_metrics
 from jax_ragrl.types import Message
+from tests.jobs import config_job
 from tests.llm import llama_server
 from tests.llm.llama_server import MISSING, llama_cpp
 
@@ -137,8 +136,7 @@ def test_a_run_hands_its_weights_over_and_measures_what_is_left(tmp_path):
     """Three steps of Search-R1 with an adapter; the second has rollouts that are one update old."""
     with restarted(tmp_path) as address:
         settings = SETTINGS | address
-        overrides = [f"--config.{name}={value}" for name, value in settings.items()]
-        job = load_job(load_config(CONFIGS / "tiny" / "search_r1.py", overrides))
+        job = config_job("tiny/search_r1", settings)
         parts = build_components(job, tmp_path)
         policies = loop.train(job, parts, tmp_path)
         rows = read_metrics(tmp_path)

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner import state as state_module
@@ -17,9 +16,9 @@ from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.run import inference
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
-from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop, setup
 from jax_ragrl.training import step as step_module
+from tests.jobs import config_job
 from tests.rollout.tape import ANN, BOB, Tape, improvise
 from tests.tiny import saved_policy, tokenizer
 from tests.training.test_outage import ROLL_OUT
@@ -34,10 +33,7 @@ class FirstRolloutError(Exception):
 def test_initial_weights_are_retained_only_as_references(where, retained, tmp_path, monkeypatch):
     folder = saved_policy(tmp_path)
     settings = {"policy": folder, "data.world.size": 40, "objective.kl.where": where}
-    values = load_config(
-        CONFIGS / "tiny" / "c3po.py", [f"--config.{key}={value}" for key, value in settings.items()]
-    )
-    job, alive = load_job(values), []
+    job, alive = config_job("tiny/c3po", settings), []
 
     def prepare_policies(job, decoders, *rest):
         alive.extend(weakref.ref(x) for x in jax.tree.leaves(decoders["policy"].params()))
@@ -57,7 +53,7 @@ def test_initial_weights_are_retained_only_as_references(where, retained, tmp_pa
 
 def test_a_role_without_a_grammar_may_write_every_id():
     """Model vocabularies are often padded beyond the tokenizer; the sampler may use all of it."""
-    job, size = load_job(load_config(CONFIGS / "tiny" / "mmoa_rag.py", [])), len(tokenizer()) + 4
+    job, size = config_job("tiny/mmoa_rag"), len(tokenizer()) + 4
     allowed_ZV = setup.allowed_tokens(job, tokenizer(), size)
     assert allowed_ZV.shape == (3, size)
     assert allowed_ZV[[0, 2]].all() and not allowed_ZV[1, -4:].any()
@@ -70,10 +66,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory):
     base = saved_policy(folder)
     settings = {"policy": base, "data.world.size": 40, "objective.critic": "shared", "run.steps": 9}
     settings["guard.update_kl.action"] = "warn"  # the run has no metrics, which `undo` would read
-    values = load_config(
-        CONFIGS / "tiny" / "c3po.py", [f"--config.{key}={value}" for key, value in settings.items()]
-    )
-    job = load_job(values)
+    job = config_job("tiny/c3po", settings)
     parts = build_components(job, folder)
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         data = QuestionStream(parts.questions["train"], job.seed)
@@ -111,7 +104,7 @@ def test_a_resumed_run_never_holds_two_copies_of_its_state(interrupted, monkeypa
 
 def test_rollouts_by_hand_have_their_rewards():
     """As in the notebooks, whose loops have no shards."""
-    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    job = config_job("tiny/c3po")
     recipe = dataclasses.replace(job.recipe, reward=lambda forest: np.float32(forest.leaf_N))
     job = dataclasses.replace(job, recipe=recipe)
     method = setup.method_of(job)
@@ -134,8 +127,7 @@ def test_policies_are_restored_without_optimizer_state(interrupted, monkeypatch)
 
 @pytest.mark.parametrize(("every", "measured"), [(0, []), (1, [0, 1, 2, 3, 4]), (3, [0, 3])])
 def test_gradients_by_role_are_measured_at_every_kth_step(monkeypatch, every, measured):
-    override = f"--config.run.role_gradients_every={every}"
-    job, steps = load_job(load_config(CONFIGS / "tiny" / "coda.py", [override])), []
+    job, steps = config_job("tiny/coda", {"run.role_gradients_every": every}), []
     monkeypatch.setattr(
         step_module,
         "update_all",
@@ -147,6 +139,5 @@ def test_gradients_by_role_are_measured_at_every_kth_step(monkeypatch, every, me
 
 
 def test_the_loss_of_preference_pairs_has_no_gradients_by_role():
-    override = "--config.run.role_gradients_every=2"
     with pytest.raises(UserError, match="the loss of preference pairs is not a sum over roles"):
-        load_job(load_config(CONFIGS / "tiny" / "rag_ddr.py", [override]))
+        config_job("tiny/rag_ddr", {"run.role_gradients_every": 2})

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.credit.advantages import group_centred
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
@@ -33,6 +32,7 @@ from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.training import loop
 from jax_ragrl.training.log import read_metrics
 from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
+from tests.jobs import config_values
 from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, Tape
 from tests.tiny import saved_policy
@@ -49,7 +49,7 @@ SMALL = {
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_step_of_failed_questions_trains_nothing(system):
-    recipe = load_recipe(load_config(CONFIGS / "tiny" / f"{system}.py", []))
+    recipe = load_recipe(config_values(f"tiny/{system}"))
     roles = tuple(recipe.system.roles)
     forest = build_forest([ANN, BOB], [], {0: "away", 1: "away"})
     forest = forest._replace(reward_N=recipe.reward(forest))
@@ -68,8 +68,7 @@ def test_a_step_of_failed_questions_trains_nothing(system):
 def small_values(folder: pathlib.Path, **changes: object) -> dict[str, Any]:
     """Returns the config of CoDA with a policy in `folder`; `changes` are keys of `run`."""
     values = SMALL | {"policy": folder / "policy"} | {f"run.{k}": v for k, v in changes.items()}
-    overrides = [f"--config.{key}={value}" for key, value in values.items()]
-    return load_config(CONFIGS / "tiny" / "coda.py", overrides)
+    return config_values("tiny/coda", values)
 
 
 def small_run(folder: pathlib.Path, **changes: object) -> tuple[Job, Components]:

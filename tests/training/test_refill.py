@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
@@ -15,12 +14,12 @@ from jax_ragrl.rollout.effects import CallTool
 from jax_ragrl.rollout.tools import Tool, Tools
 from jax_ragrl.rollout.tree import Forest, Text
 from jax_ragrl.run.build import build_components
-from jax_ragrl.run.load import load_job
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.training import loop
 from jax_ragrl.training.log import read_metrics
 from jax_ragrl.training.rollouts import collect_shard
 from jax_ragrl.types import LLMRequest, Question
+from tests.jobs import config_job
 from tests.rollout.tape import Tape, improvise
 from tests.tiny import saved_policy
 from tests.training.test_outage import ROLL_OUT
@@ -89,8 +88,7 @@ class Routes:
         settings |= {"policy": self.folder / "policy", "run.dev_questions": 0, "credit": credit}
         settings |= {"objective.importance_weight_cap": 2.0, "data.world.size": 40}
         settings |= {"objective.skip_zero_advantage": False}  # which would leave out dead ones, too
-        overrides = [f"--config.{name}={value}" for name, value in settings.items()]
-        job = load_job(load_config(CONFIGS / "tiny" / "c3po_router.py", overrides))
+        job = config_job("tiny/c3po_router", settings)
         folder = self.folder / workdir
         folder.mkdir(exist_ok=True)
         parts = build_components(job, folder)
@@ -132,7 +130,7 @@ def test_without_refill_dead_questions_remain_and_asked_again_they_have_other_se
     assert len(routes.trained[0]) == rows[0]["questions/asked"] == PER_STEP
     assert rows[0]["questions/dead"] == sum(not has_signal(q.id) for q in asked_first(routes))
     seeds = []
-    method = loop.method_of(load_job(load_config(CONFIGS / "tiny" / "c3po_router.py", [])))
+    method = loop.method_of(config_job("tiny/c3po_router"))
     for number in (0, 1, 2):
         tape = Tape(improvise, replies={"answer_direct": routes.reply})
         collect_shard(method, tape.environment(), asked_first(routes)[:1], 0, number)
@@ -230,5 +228,4 @@ def test_a_resumed_run_is_bit_identical(routes, monkeypatch, staleness, prefers,
 @pytest.mark.parametrize(("key", "value"), [("refill", 1), ("prefer_signal", True)])
 def test_a_critic_and_preference_pairs_refuse_a_choice_by_signal(config, key, value):
     with pytest.raises(UserError, match=f"run.{key} is {value}, but only with a group rule"):
-        override = f"--config.run.{key}={value}"
-        load_job(load_config(CONFIGS / "tiny" / f"{config}.py", [override]))
+        config_job(f"tiny/{config}", {f"run.{key}": value})

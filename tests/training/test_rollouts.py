@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import QuestionStream
 from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop
 from jax_ragrl.training import rollouts as rollouts_module
 from jax_ragrl.training.rollouts import Rollout, Rollouts
 from jax_ragrl.training.setup import method_of
 from jax_ragrl.training.warden import questions_of
 from jax_ragrl.types import Question
+from tests.jobs import config_job
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
 from tests.training.test_outage import ROLL_OUT
 from tests.training.trial import Trial, guard, seeded_rows
@@ -112,7 +111,7 @@ def test_a_forest_from_a_checkpoint_has_equal_credit(monkeypatch):
 
 @functools.cache
 def job() -> Job:
-    return load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    return config_job("tiny/c3po")
 
 
 def rollouts_of_one_epoch() -> Rollouts:
@@ -219,8 +218,7 @@ def test_waiting_before_a_step_counts_for_its_rollouts(monkeypatch):
 def test_stale_rollouts_need_importance_weights():
     for value, message in ((1, "1, but .*importance_weight_cap is 0"), (2, "2: use .* at most 1")):
         with pytest.raises(UserError, match=f"run.staleness is {message}"):
-            values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.run.staleness={value}"])
-            load_job(values)
+            config_job("tiny/c3po", {"run.staleness": value})
 
 
 def test_all_processes_gather_a_forest_once_in_the_main_thread(monkeypatch):

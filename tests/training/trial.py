@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.rollout.tree import Forest, build_forest
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
@@ -17,6 +16,7 @@ from jax_ragrl.run.load import load_job
 from jax_ragrl.training import loop
 from jax_ragrl.training.log import read_metrics
 from jax_ragrl.types import Question
+from tests.jobs import config_values
 from tests.rollout.tape import PAPER, Tape, improvise, play
 from tests.tiny import saved_policy
 from tests.training.test_best import moved, weights
@@ -86,8 +86,7 @@ class Trial:
         changes = {"steps": 5, "dev_questions": 0, "save_every": 1, "questions_per_step": 2}
         changes |= {"staleness": staleness} | {k: v for k, v in run.items() if k != "phases"}
         settings |= {f"run.{name}": value for name, value in changes.items()}
-        overrides = [f"--config.{name}={value}" for name, value in settings.items()]
-        values = load_config(CONFIGS / "tiny" / "c3po.py", overrides)
+        values = config_values("tiny/c3po", settings)
         values |= {"guard": guard} if guard else {}
         values |= {"schedule": {"phases": run["phases"]}} if "phases" in run else {}
         self.job = load_job(values)

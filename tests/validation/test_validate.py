@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from jax_ragrl.cli.main import CONFIGS, load_config, main
+from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import load_encoder
@@ -24,6 +24,7 @@ from jax_ragrl.validation import checks, models, roles
 from jax_ragrl.validation.config import config_problems
 from jax_ragrl.validation.data import DataSample
 from jax_ragrl.validation.findings import Finding
+from tests.jobs import config_job, config_values
 
 QUESTIONS = [{"id": f"q{n}", "question": f"{n}?", "answer": "a", "gold": ["p1"]} for n in range(20)]
 PASSAGES = [{"id": f"p{n}", "title": f"T{n}", "text": f"Text {n}."} for n in range(4)]
@@ -44,9 +45,7 @@ def files(tmp_path):
 
 
 def findings(keys, config="tiny/c3po", **options):
-    overrides = [f"--config.{key}={value}" for key, value in keys.items()]
-    values = load_config(CONFIGS / f"{config}.py", overrides)
-    return list(checks.validate(values, quick=True, **options))
+    return list(checks.validate(config_values(config, keys), quick=True, **options))
 
 
 def errors(found):
@@ -191,7 +190,7 @@ def test_each_endpoint_is_asked_once(tmp_path):
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"  # closed below
     values = {"llm": {"kind": "openai", "model": "m", "base_url": f"{address}/v1"}}
     values |= {"index": {"kind": "remote", "url": address}}
-    job = load_job(load_config(CONFIGS / "tiny/c3po.py", []) | values)
+    job = load_job(config_values("tiny/c3po") | values)
     lines = [finding.line() for finding in models.check_endpoints(job)]
     assert [line.split()[:2] for line in lines] == [["error", "llm:"], ["error", "retriever:"]]
     assert "start the server, or correct llm.base_url" in lines[0] and "index.url" in lines[1]
@@ -211,8 +210,7 @@ def test_a_quick_check_knows_models_that_need_no_server(files, keys, why):
 
 def test_a_system_that_calls_a_language_model_needs_one(files):
     """A fixed reply would hide an error that ends a run in its first step."""
-    overrides = [f"--config.{key}={value}" for key, value in files.items()]
-    job = load_job(load_config(CONFIGS / "tiny/c3po.py", overrides))
+    job = config_job("tiny/c3po", files)
     request = LLMRequest("answer", (Message("user", "?"),))
     with pytest.raises(UserError, match=r"'answer' needs a language model, but llm\.kind is none"):
         roles._llm(job, DataSample({})).complete([request])
@@ -227,7 +225,7 @@ class FakeForest:
     ("sizes", "level"), [((10, 20), "ok"), ((10, 20, 300), "warning"), ((10, 300, 400), "error")]
 )
 def test_prompts_that_would_be_cut_are_counted(sizes, level):
-    job = load_job(load_config(CONFIGS / "tiny/c3po.py", []))
+    job = config_job("tiny/c3po")
     forest = FakeForest([Action((0,) * size, (), "") for size in sizes])
     finding = roles._describe_prompts(job, [forest])
     assert finding.level == level and finding.text.startswith(f"{sum(s > 256 for s in sizes)} of")
@@ -235,7 +233,7 @@ def test_prompts_that_would_be_cut_are_counted(sizes, level):
 
 @pytest.mark.parametrize(("share", "level"), [(0.9, "ok"), (0.3, "warning"), (0.0, "error")])
 def test_roles_that_the_policy_does_not_know_are_named(monkeypatch, share, level):
-    job = load_job(load_config(CONFIGS / "tiny/c3po.py", []))
+    job = config_job("tiny/c3po")
     monkeypatch.setattr(roles, "valid_samples", lambda forest: {"router": (share, 20)})
     found = {finding.text.split()[-3]: finding for finding in roles._describe_roles(job, [None])}
     by_text = [finding for finding in found.values() if "router" in finding.text]
@@ -248,8 +246,7 @@ def test_roles_that_the_policy_does_not_know_are_named(monkeypatch, share, level
 def test_the_shipped_policy_knows_its_roles():
     questions = {"train": [Question(f"q{n}", f"Who is {n}?", ("a",)) for n in range(8)]}
     passages = [Passage(f"p{n}", f"Title {n}", "A text.") for n in range(9)]
-    values = load_config(CONFIGS / "tiny/c3po.py", [])
-    job = load_job(values | {"llm": {"kind": "local", "model": "tiny"}})
+    job = config_job("tiny/c3po", {"llm.kind": "local", "llm.model": "tiny"})
     found = list(roles.check_roles(job, DataSample(questions, passages)))
     assert {finding.level for finding in found} <= {"ok", "warning"}
     assert any("of router are valid" in finding.text for finding in found)
@@ -271,7 +268,6 @@ def test_the_command_ends_with_2_and_prints_json(capsys, tmp_path):
 @pytest.mark.parametrize("name", ["warmup_c3po", "tiny/warmup_coda", "tiny/vanilla_sft"])
 def test_configs_of_other_commands_are_checked_too(name):
     given = {"data.demos": "d.jsonl", "policy": "p"} if name == "warmup_c3po" else {}
-    overrides = [f"--config.{key}={value}" for key, value in given.items()]
-    values = load_config(CONFIGS / f"{name}.py", overrides)
+    values = config_values(name, given)
     assert config_problems(values) == []
     assert "sed: did you mean seed?" in config_problems(values | {"sed": 1})[0]
