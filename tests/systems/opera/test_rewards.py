@@ -37,7 +37,7 @@ from jax_ragrl.systems.opera.world import (
     subgoals,
 )
 from jax_ragrl.types import Passage, Question
-from tests.llm.test_reader import questions, world
+from tests.llm.test_reader import gold, questions, world
 
 EXAMPLE = "Where was the director of Jaws born?"
 PLAN = parse_plan("1 Who directed Jaws?\n2 Where was [answer 1] born?")
@@ -316,11 +316,6 @@ def test_yes_and_no_depend_on_gold_passages(answer, visible, number, steps, rewa
     right = parse_analysis(render_analysis("a", answer))
     expected_scores = analysis_reward(right, gold), analysis_reward(NO_VERDICT, gold)
     assert expected_scores == pytest.approx(rewards)
-
-
-def gold(question: Question):
-    by_id = {passage.id: passage for passage in world().passages}
-    return [by_id[p] for p in question.gold]
 
 
 def test_sub_goal_answers_lead_to_the_final_answer():
