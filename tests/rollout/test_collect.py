@@ -21,6 +21,7 @@ from tests.tiny import split_policy, tokenizer
 KEEP_1, KEEP_NONE = "Thought: t\nAction: [1]", "Thought: t\nAction: []"
 HAND_OVER = "Thought: done\nAction: [LLM]"
 NOTE = "Nothing relevant was found for this query."
+OUT_OF_RANGE = "Hallucinate Document Idx"
 
 
 def look_up(query: str) -> str:
@@ -126,24 +127,18 @@ def test_a_branch_below_max_depth_ends_unanswered(text, max_depth):
     assert not any(e[0].startswith("answer") for e in tape.log)
 
 
-@pytest.mark.parametrize("numbers", ["1, 3", "0", "-1", "999999999"])
-def test_in_training_an_index_out_of_range_ends_the_branch(numbers):
-    tape = Tape({"router": ["[Retrieval] Ann"], "filter": [f"Thought: t\nAction: [{numbers}]"]})
-    assert leaves_of(play(tape)) == [(None, "Hallucinate Document Idx")]
-
-
 def test_in_evaluation_an_index_out_of_range_is_skipped_and_counted():
     tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7, 2, 0]"]})
     forest = play(tape, strict=False)
     assert leaves_of(forest) == [("Ulm", "answered")]
-    assert forest.records[-1].state.faults == ("Hallucinate Document Idx",)
+    assert forest.records[-1].state.faults == (OUT_OF_RANGE,)
     assert "1 title 2: text 2" in tape.prompts[-1] and "title 1:" not in tape.prompts[-1]
     assert "1 title 1: text 1" in tape.prompts[1] and "Objective" not in tape.prompts[1]
     tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7, 2]"]})
     forest = play(tape, strict=False, max_depth=3)
     assert leaves_of(forest) == [(None, "Max Depth")]
     end = forest.records[-1].state
-    assert (end.faults, end.strategy) == (("Hallucinate Document Idx",), "Retrieval")
+    assert (end.faults, end.strategy) == ((OUT_OF_RANGE,), "Retrieval")
     assert end.documents == (passage(2),)
 
 
@@ -153,9 +148,13 @@ def test_in_evaluation_an_index_out_of_range_is_skipped_and_counted():
         ({"router": ["no bracket"]}, "Invalid Format"),
         ({"router": ["[Retrieval] a"], "filter": ["t\nAction: [one]"]}, "Invalid Document Idx"),
         ({"router": ["[Planning]"], "decision": ["t\nAction: [Retrieval]"]}, "Invalid Action"),
+        *(
+            ({"router": ["[Retrieval] a"], "filter": [f"t\nAction: [{n}]"]}, OUT_OF_RANGE)
+            for n in ("1, 3", "0", "-1", "999999999")
+        ),
     ],
 )
-def test_an_invalid_text_ends_in_an_unanswered_leaf(texts, why):
+def test_in_training_an_invalid_text_ends_in_an_unanswered_leaf(texts, why):
     forest = play(Tape({role: list(lines) for role, lines in texts.items()}))
     assert leaves_of(forest) == [(None, why)]
     assert forest.parent_N[-1] == len(forest.records) - 2

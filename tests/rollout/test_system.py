@@ -57,9 +57,8 @@ def test_a_state_is_data_with_notes():
     assert (end.state.strategy, end.state.faults) == ("x", ("No X",))
     assert (end.state.candidates, end.state.documents) == (HITS.passages, HITS.passages[:1])
     # It holds the replies and notes, but no generator.
-    state = Execution(Counted(), ANN).advance(HITS).state
-    assert copy.deepcopy(state) == records.loads(records.dumps(state)) == state
-    assert json.loads(json.dumps(dataclasses.asdict(state)))["question"]["id"] == ANN.id
+    assert copy.deepcopy(reads.state) == records.loads(records.dumps(reads.state)) == reads.state
+    assert json.loads(json.dumps(dataclasses.asdict(reads.state)))["question"]["id"] == ANN.id
 
 
 def test_a_branch_repeats_the_replies_and_a_single_chain_does_not():

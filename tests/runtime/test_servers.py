@@ -91,7 +91,8 @@ def test_a_huge_body_is_not_read(status, monkeypatch):
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(
-    "body", [b'{"choices": [', b"<html>", b'{"x": "\xff"}', b"[" * 100_000, b""]
+    "body",
+    [b'{"choices": [', b"<html>", b'{"x": "\xff"}', b"[" * 100_000, b"", b"{}", b'{"result": []}'],
 )
 def test_rubbish_with_status_200_is_tried_again(client, body, monkeypatch):
     monkeypatch.setattr("jax_ragrl.llm.openai.PAUSE", 0.01)

@@ -132,7 +132,6 @@ def test_the_page_of_questions_allows_its_own_parts_alone_and_sets_no_html():
         (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
-    text = asyncio.run(page(None)).body.decode()
     assert not re.findall(r"https?:|//[a-z]|@import|<img|<iframe", text.replace("// ", ""))
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
     assert not re.findall(r"\son\w+=|style=", text), "inline handlers and styles are blocked"

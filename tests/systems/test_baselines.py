@@ -277,9 +277,7 @@ def test_without_draft_and_query_the_question_is_searched():
     ("reply", "answer", "faults"),
     [
         ("1 tells it.\nSo the answer is: Ulm.", "Ulm", ()),
-        ("The answer is not Rom.\nHence the Answer is Ulm\nindeed", "Ulm", ()),
         ("Ulm it must be.", "Ulm it must be.", ("No Answer",)),
-        ("So the answer is: .", "So the answer is: .", ("No Answer",)),
     ],
 )
 def test_an_explanation_ends_with_the_answer(reply, answer, faults):

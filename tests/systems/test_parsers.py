@@ -135,7 +135,7 @@ def test_a_thought_is_a_prefix_of_the_turn(text):
         (parse_thought, "the Answer is Ulm", "Answer", "Ulm"),
         (parse_thought, "The answer is:", "", ""),
         (parse_rationale, "Facts.\nSo the answer is: Ulm.", "Answer", "Ulm"),
-        (parse_rationale, "The answer is odd, but the answer is the U.S.\nA", "Answer", "the U.S"),
+        (parse_rationale, "The answer is odd, but the Answer is the U.S.\nA", "Answer", "the U.S"),
         (parse_rationale, "the answer is:\nUlm", "Answer", "Ulm"),
         *((parse_rationale, text, "", "") for text in ("", "Ulm", "the answer is", "answer is: .")),
         (parse_draft, " Ulm.\n", "Draft", "Ulm."),

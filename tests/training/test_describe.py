@@ -147,7 +147,6 @@ def test_credit_is_a_mean_over_trained_actions_and_reward_terms_over_leaves():
     credit_N = np.where(forest.question_N == 0, 0.5, np.nan)
     assert describe_rollout(forest, credit_N)["credit/router"] == 0.5
     assert "credit/router" not in describe_rollout(forest, credit_N * np.nan)
-    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
     leaves = np.flatnonzero(forest.leaf_N)
     format_N = np.full(len(forest.records), 9.0)
     format_N[leaves] = [1.0, 0.5]

@@ -136,6 +136,8 @@ SILENT, WORST = Injection(gradient=False), Injection(replaces="worst")
         ((ROM, NO), ALWAYS, YES, (RIGHT + WRONG + REFUSAL) / 3, (1, 1, 1)),
         # A sample that equals the expert is trained although the expert is not.
         ((YES, NO), SILENT, YES, (2 * RIGHT + REFUSAL) / 3, (1, 1)),
+        # Without a gradient it only raises the mean.
+        ((ROM, NO), SILENT, YES, (RIGHT + WRONG + REFUSAL) / 3, (0, 1, 1)),
         # The expert takes the place of the worst sample, of one of several equal ones, and not its
         # own; without an expert no sample is dropped.
         ((ROM, NO, ROM), WORST, YES, (RIGHT + 2 * WRONG) / 3, (1, 2, 0)),
@@ -158,13 +160,6 @@ def test_the_advantage_is_relative_to_the_mean_of_a_group(samples, injection, be
         for text, factor in zip(texts, factors, strict=True)
     ]
     assert analyses(*samples, injection=injection, best=best) == close(expected)
-
-
-def test_an_expert_without_gradient_only_raises_the_mean():
-    mean = (RIGHT + WRONG + REFUSAL) / 3
-    rows = analyses(ROM, NO, injection=SILENT, best=YES)
-    assert rows == close([(YES, 0.0, 0), (ROM, WRONG - mean, 1), (NO, REFUSAL - mean, 1)])
-    assert sum(credit for _, credit, _ in rows) < 0
 
 
 def test_each_decision_is_a_separate_group():
