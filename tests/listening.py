@@ -10,14 +10,21 @@ import uvicorn
 
 
 @contextlib.contextmanager
-def listening(application: Any) -> Iterator[str]:
-    """Yields the address of an application while it is served."""
-    config = uvicorn.Config(application, log_level="warning", log_config=None, lifespan="on")
-    server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+def running(server: uvicorn.Server) -> Iterator[int]:
+    """Yields the port of a server that runs in a thread."""
+    listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield listener.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextlib.contextmanager
+def listening(application: Any) -> Iterator[str]:
+    """Yields the address of an application while it is served."""
+    config = uvicorn.Config(application, log_level="warning", log_config=None, lifespan="on")
+    with running(uvicorn.Server(config)) as port:
+        yield f"http://127.0.0.1:{port}"

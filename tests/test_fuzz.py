@@ -69,6 +69,12 @@ def refusing() -> Iterator[None]:
             yield
 
 
+def read_or_refuse(file: pathlib.Path) -> None:
+    for load in (load_questions, load_passages):
+        with refusing():
+            load(file)
+
+
 FIELDS = st.sampled_from(
     "_id id question query answer answers text title contents context docs golden_answers metadata "
     "reward_model ground_truth extra_info supporting_facts paragraphs ctxs positive_ctxs".split()
@@ -98,9 +104,7 @@ CONTENTS = (
 def test_any_file_is_read_or_refused(tmp_path, content, suffix, form):
     file = tmp_path / f"data.{suffix}"
     file.write_bytes(content)
-    for load in (load_questions, load_passages):
-        with refusing():
-            load(file)
+    read_or_refuse(file)
     with refusing():
         list(map(list, FORMATS[form].read([file])))
 
@@ -152,10 +156,7 @@ def test_any_table_is_read_or_refused(tmp_path, rows, delimiter, encoding, quoti
         csv.writer(text, delimiter=delimiter, quoting=quoting, escapechar="\\").writerows(rows)
     file = tmp_path / "table"
     file.write_bytes(text.getvalue().encode(encoding, "replace"))
-    with refusing():
-        load_questions(file)
-    with refusing():
-        load_passages(file)
+    read_or_refuse(file)
 
 
 @functools.cache
@@ -182,10 +183,7 @@ def test_any_parquet_is_read_or_refused(tmp_path, at, new, is_cut):
     content[at:] = new + (b"" if is_cut else content[at + len(new) :])
     file = tmp_path / "x.parquet"
     file.write_bytes(content)
-    with refusing():
-        load_questions(file)
-    with refusing():
-        load_passages(file)
+    read_or_refuse(file)
 
 
 @functools.cache

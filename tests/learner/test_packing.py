@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.corpus.world import generate
 from jax_ragrl.learner import packing
 from jax_ragrl.learner.packing import (
     Actions,
@@ -20,6 +19,7 @@ from jax_ragrl.learner.packing import (
 )
 from jax_ragrl.models.attention import visible_until_mask
 from jax_ragrl.rollout.tree import Action, Record, build_forest
+from tests.rollout.tape import ANN
 
 LAYOUT = Layout(row_lengths=(16, 32, 64), tokens_per_device=128)
 ROLES = ("planner", "executor")
@@ -173,37 +173,34 @@ def test_only_the_last_batch_has_fewer_rows(devices, sizes):
 
 def test_conversations_are_paths_of_turns_that_continue_the_whole_context():
     """Turns 2 and 3 continue turn 0 across a turn with another prompt; 4 and 5 are not trained."""
-    (question,) = generate(0, 40).questions["train"][:1]
     acts = [(1, 2), (9, 9), (1, 2, 3, 7), (1, 2, 3, 8), (1, 2, 3, 8), (1, 2, 3, 8, 3, 7)]
     parents = [-1, 0, 1, 1, 0, 4]
     records = [
         Record(parent, 0, "planner", 1, (k,), Action(prompt, (3,), "a"))
         for k, (prompt, parent) in enumerate(zip(acts, parents, strict=True))
     ]
-    forest = build_forest((question,), records)
+    forest = build_forest((ANN,), records)
     turns = turns_of(forest, np.zeros(6, np.float32), np.array([1, 1, 1, 1, 0, 0], np.float32))
     assert [(turn.node, turn.previous) for turn in turns] == [(0, -1), (1, -1), (2, 0), (3, 0)]
     actions = all_actions(lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT))
     paths = [[int(actions.node_A[a]) for a in path] for path in conversations(actions)]
     assert sorted(paths) == [[0, 2], [0, 3], [1]]
     # The second prompt begins with the first one but lacks its action.
-    (question,) = generate(0, 40).questions["train"][:1]
     records = [
         Record(-1, 0, "planner", 1, (0,), Action((1, 2), (3,), "a")),
         Record(0, 0, "planner", 2, (0, 0), Action((1, 2, 9), (3,), "a")),
     ]
     ones = np.ones(2, np.float32)
-    turns = turns_of(build_forest((question,), records), ones, ones)
+    turns = turns_of(build_forest((ANN,), records), ones, ones)
     assert [turn.previous for turn in turns] == [-1, -1]
 
 
 def test_the_reward_of_a_turn_that_is_left_out_goes_to_the_turn_before_it():
     """The last prompt was too long to sample from, the turn before it is longer than a row."""
-    (question,) = generate(0, 40).questions["train"][:1]
     long = (1, 2, 3, *range(4, 40))
     acts = [Action((1, 2), (3,), "a"), Action(long, (3,), "a"), Action((), (), "")]
     records = [Record(k - 1, 0, "planner", k, (0,) * (k + 1), act) for k, act in enumerate(acts)]
-    forest, ones = build_forest((question,), records), np.ones(3, np.float32)
+    forest, ones = build_forest((ANN,), records), np.ones(3, np.float32)
     credit_N = np.array([0.5, 0.25, -2.0], np.float32)
     turns = turns_of(forest, credit_N, ones)
     assert [turn.credit for turn in turns] == [0.5, 0.25]
@@ -255,7 +252,6 @@ def test_credit_and_behaviour_logps_follow_their_turns():
 
 
 def test_only_reachable_written_turns_are_trained():
-    (question,) = generate(0, 40).questions["train"][:1]
     action = Action((1, 2), (3,), "a", (-0.5,))
     records = [
         Record(-1, 0, "planner", 1, (0,), action),
@@ -265,7 +261,7 @@ def test_only_reachable_written_turns_are_trained():
         Record(0, 0, "planner", 2, (0, 1), action._replace(ids=())),
         Record(1, 0, "leaf", 3, (0, 0, 0), answer="x"),
     ]
-    forest = build_forest((question,), records)
+    forest = build_forest((ANN,), records)
     ones, credit_N = np.ones(4, np.float32), np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     turns = turns_of(forest, credit_N, ones)
     assert [turn.node for turn in turns] == [0, 1]

@@ -24,6 +24,8 @@ from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, leaves_of, syst
 CY, DEE, EVE = (Question(f"q-{n}", f"Where was {n} born?", ("Ulm",)) for n in ("Cy", "Dee", "Eve"))
 # A batch that spans two epochs, so that some questions occur again.
 BATCH = (ANN, BOB, CY, ANN, BOB, DEE, EVE, ANN)
+TREE = dataclasses.replace(PAPER, free_samples=1)
+PURPOSES = ("answer_direct", "answer", "roadmap")
 
 
 def reply(request: LLMRequest) -> str | EffectError:
@@ -37,12 +39,8 @@ def reply(request: LLMRequest) -> str | EffectError:
 def rollout(
     questions: Sequence[Question], rollouts: int, copies: Sequence[Sequence[int]] | None = None
 ) -> Forest:
-    tape = Tape(improvise, replies=dict.fromkeys(("answer_direct", "answer", "roadmap"), reply))
-    tree = (
-        dataclasses.replace(PAPER, free_samples=1)
-        if rollouts == 1
-        else Tree(width=2, branching_depth=2)
-    )
+    tape = Tape(improvise, replies=dict.fromkeys(PURPOSES, reply))
+    tree = TREE if rollouts == 1 else Tree(width=2, branching_depth=2)
     environment = tape.environment()
     return collect(system(), tree, questions, environment, seed=7, rollouts=rollouts, copies=copies)
 
@@ -112,10 +110,6 @@ def test_a_batch_without_questions_has_an_empty_forest():
     empty = rollout((), 1)
     assert_equal(merge_shards((), [empty, empty]), empty)
     assert empty.parent_N.dtype == np.int32 and empty.leaf_N.dtype == bool
-
-
-TREE = dataclasses.replace(PAPER, free_samples=1)
-PURPOSES = ("answer_direct", "answer", "roadmap")
 
 
 @dataclasses.dataclass
@@ -217,9 +211,8 @@ def test_replies_that_arrive_during_a_turn_share_the_next_one():
     def act(role: str, prompt: str, rng: random.Random) -> str:
         return "[Planning]" if role == "router" else "Thought: t\nAction: [LLM]"
 
-    dee, eve = (Question(f"q-{n}", f"Where was {n} born?", ("Ulm",)) for n in ("Dee", "Eve"))
     tape = Device(act, replies={"roadmap": roadmap})
-    questions = (ANN, CY, dee, eve)
+    questions = (ANN, CY, DEE, EVE)
     forest = collect(system(), single_chain, questions, tape.environment(), lockstep=False)
     assert len(leaves_of(forest)) == 4
     assert calls == [4, 1, 3]

@@ -6,7 +6,6 @@ import json
 import pathlib
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from jax_ragrl.serve.access import SETTINGS, Settings
 from jax_ragrl.serve.http import make_server
 from jax_ragrl.serve.search import LIMITS, application
 from jax_ragrl.types import Hits, Passage
+from tests.listening import running
 
 # The load with hostile clients is a script of the documentation.
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "docs" / "lab"))
@@ -42,15 +42,10 @@ def serving(
 ) -> Iterator[tuple[int, Any]]:
     """Yields the port and the server of a retriever; `seconds` is the deadline of a request."""
     app = application(retriever, limits=LIMITS._replace(seconds=seconds), settings=settings)
-    server, listener = make_server(app, settings), socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
+    server = make_server(app, settings)
+    with running(server) as port:
         wait_until(lambda: server.started)
-        yield listener.getsockname()[1], server
-    finally:
-        server.should_exit = True
-        thread.join()
+        yield port, server
 
 
 def wait_until(condition: Callable[[], Any]) -> None:

@@ -1,21 +1,17 @@
 """MMOA-RAG: grammars, the modules, penalties and credit, heuristic labels, the teacher."""
 
-import functools
 import random
 import re
-from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.roles import ParsedAction
-from jax_ragrl.run.models import policy_folder
 from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
     Penalties,
@@ -32,11 +28,12 @@ from jax_ragrl.systems.mmoa_rag import (
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Passage, Question
-from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers import mmoa_rag
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from tests.rollout.tape import ANN, Tape, passage
+from tests.systems.test_baselines_world import retriever, world
 from tests.systems.test_presets import code
+from tests.warmstart.test_teachers import tokenizer as tiny_tokenizer
 
 MANY, INVALID = "Too Many Queries", "Invalid Selection"
 
@@ -95,9 +92,9 @@ def test_rendered_actions_parse_back(queries, numbers, word):
     assert parse_answer(render_answer(queries[0])) == ParsedAction("Answer", (queries[0],))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.load(policy_folder("tiny"))
+    return tiny_tokenizer()
 
 
 def test_the_mask_admits_selections_of_numbers_below_top_k_and_little_else(tokenizer):
@@ -305,13 +302,8 @@ def test_a_document_with_a_word_of_question_or_answer_is_useful():
     assert mmoa_rag.useful([], passages) == ()
 
 
-@functools.cache
-def small_world() -> tuple[World, Any]:
-    return (world := generate(0, 60)), build_world_retriever(world)
-
-
 def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
-    question = next(q for q in small_world()[0].questions["train"] if q.hops == 1)
+    question = next(q for q in world().questions["train"] if q.hops == 1)
     blank = Question("none", "Who knows?", ())
     rewritings = {question.id: "one search; another "}
 
@@ -320,7 +312,7 @@ def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
         overrides = {"rewritings": rewritings, "label": "answer"}
         chance = random.Random(0)
         demos = mmoa_rag.heuristic_demos(
-            system, [question, blank], small_world()[1], chance, **overrides
+            system, [question, blank], retriever(), chance, **overrides
         )
         assert {demo.question for demo in demos} == {question.id}
         return [demo.example(tokenizer) for demo in demos]
@@ -342,9 +334,8 @@ def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
 def accuracy_of(tokenizer, questions, **options) -> float:
     system = MMOARAG(style="mmoa_rag_tiny", top_k=4, document_word="D")
     sampler = TeacherSampler(mmoa_rag.Teacher(document_word="D", **options), tokenizer)
-    forest = collect(
-        system, single_chain, questions, Environment(sampler, small_world()[1], Tape({}))
-    )
+    environment = Environment(sampler, retriever(), Tape({}))
+    forest = collect(system, single_chain, questions, environment)
     mmoa_recipe = recipe(Settings(system))
     reward_N = mmoa_recipe.reward(forest)
     assert (reward_N >= 0).all(), "the teacher breaks no rule"
@@ -352,13 +343,12 @@ def accuracy_of(tokenizer, questions, **options) -> float:
 
 
 def test_one_search_answers_independent_questions(tokenizer):
-    questions = [q for split in small_world()[0].questions.values() for q in split]
+    questions = [q for split in world().questions.values() for q in split]
     flat = [q for q in questions if q.hops == 1 or q.kind == "comparison"]
     chains = [q for q in questions if q.hops == 2 and q.kind == "chain"]
     assert accuracy_of(tokenizer, flat) > 0.97
     # The second hop of a chain needs the answer of the first, unless it is famous.
-    world, _ = small_world()
-    famous = {pair: world.facts[pair[0]][pair[1]] for pair in world.famous}
+    famous = {pair: world().facts[pair[0]][pair[1]] for pair in world().famous}
     assert accuracy_of(tokenizer, chains) < 0.1 < accuracy_of(tokenizer, chains, known=famous) < 0.6
     # Careless: a copied question is a worse query for two facts at once.
     assert accuracy_of(tokenizer, flat, p_copy_question=1.0, p_keep_related=1.0) < 0.97
