@@ -1,7 +1,9 @@
 """Two credits for search agents after methods of 2026, to be audited.
 
     PYTHONPATH=docs/lab ragrl bench credit --config=configs/tiny/search_r1.py --folder runs/hind \
-        --config.policy=runs/warm/checkpoint --rules hindsight:hindsight,hindsight:evidence,rollouts
+        --config.policy=runs/warm/checkpoint --config.packing.row_lengths="(160,352,576)" \
+        --config.packing.tokens_per_device=2304 \
+        --rules hindsight:hindsight,hindsight:evidence,rollouts
 
 `hindsight` is the signal of SD-Search (Ma et al. 2026, 2605.18299): the policy becomes its own
 teacher by reading what the rollouts of the question searched for and how they ended. The paper

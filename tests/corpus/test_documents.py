@@ -181,6 +181,8 @@ def test_what_holds_no_documents_is_refused(tmp_path):
         ("a <b", "a <b"),  # the page ends before it is a tag
         ('a <b c="d> e</b>', 'a <b c="d> e</b>'),
         ("<p title=\"x > y\" class='<b>' z=1>a", "a"),
+        ('<b</="x>a', "a"),  # no value, but a name that begins with =
+        ('<b c=d="e>f">a', 'f">a'),  # the quotes are in the value
         ("<script>if (a < b) '<p>no' </scripts></SCRIPT >a", "a"),
         ("<script/>a<svg/>b<svg><svg></svg>c", "abc"),
         ("</3>a</ b>c<?php d ?>e", "ace"),

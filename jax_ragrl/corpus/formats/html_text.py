@@ -23,8 +23,11 @@ MARKUP = re.compile(
     r"""<(?:
       !--(?:-?>|(?s:.*?)(?:--!?>|\Z))                    # a comment
     | (?:[!?]|/(?![a-zA-Z]))[^>]*+>?                     # a declaration
-    | (?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)             # a tag, with values in quotes
-      (?:=\s*+(?:"[^"]*+"?|'[^']*+'?)|[^>])*+(?P<closed>>?)
+    | (?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)             # a tag
+      (?: [\s/]++
+        | [^\s/>][^\s/>=]*+                              # the name of an attribute, and its value
+          (?:\s*+=\s*+(?:"[^"]*+"?|'[^']*+'?|[^\s>]*+))?+
+      )*+(?P<closed>>?)
     )""",
     re.VERBOSE,
 )
