@@ -92,7 +92,7 @@ CLAIMS = (
         "pairs": (("expert", "no expert"),),
         "tests": (
             "tests/systems/opera/test_mapgrpo.py::"
-            "test_an_expert_without_gradient_only_raises_the_mean",
+            "test_the_advantage_is_relative_to_the_mean_of_a_group",
         ),
         "missing": "the variance of the gradient is not a metric",
     },
