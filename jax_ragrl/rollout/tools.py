@@ -26,6 +26,7 @@ from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.http import TRANSIENT
 from jax_ragrl.runtime.records import declare
 from jax_ragrl.runtime.servers import (
+    COUNTS,
     BoundedClient,
     Tries,
     TryFailed,
@@ -112,10 +113,12 @@ class Tools:
             asked = self._tries[name].ask(lambda patience: attempt(text, patience * seconds))
             task = self._results[name, text] = asyncio.ensure_future(asked)
         try:
-            return await asyncio.shield(task)
+            result = await asyncio.shield(task)
         except (EffectError, TryFailed) as error:
             self._results.pop((name, text), None)
             return EffectError(f"the tool {name} failed: {error}")
+        COUNTS["tool_refusals"] += result.is_error
+        return result
 
 
 Attempt = Callable[[str, float], Awaitable[ToolResult]]

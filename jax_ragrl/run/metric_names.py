@@ -94,6 +94,7 @@ SERVERS = (
     ),
     Metric("server_retries", "tries", "tries that failed and were made again, of all servers"),
     Metric("server_skipped", "requests", "requests not sent because their server was failing"),
+    Metric("tool_refusals", "calls", "calls whose arguments a tool refused"),
 )
 UPDATE = tuple(
     Metric(*metric, per_policy=True)

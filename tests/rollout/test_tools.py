@@ -16,6 +16,7 @@ from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.tools import Tool, ToolResult, Tools
 from jax_ragrl.runtime import records
+from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.types import Message, Question, Sampling
 from tests.retrieval.engine import engine
 from tests.rollout.tape import Tape
@@ -74,6 +75,7 @@ def question(n, city):
 
 
 def test_a_result_reaches_the_system_and_counts_and_so_does_a_refusal():
+    take_counts()  # of other tests
     forest = play(Tape({"asker": ["Ulm"]}), [question(0, "Ulm")], tools())
     (leaf,) = forest.leaves()
     assert leaf.answer == "300" and leaf.calls[0].request == '{"city": "Ulm"}'
@@ -82,6 +84,7 @@ def test_a_result_reaches_the_system_and_counts_and_so_does_a_refusal():
     for names in ({"town": "Ulm"}, {"city": "Ulm", "year": 2}, {}):  # a policy may write them
         refused = tools().call("population", names)
         assert isinstance(refused, ToolResult) and refused.is_error and CALLS == ["Ulm"]
+    assert take_counts() == {"tool_refusals": 3}
     in_c = tools(target="builtins:dict").call("population", {"city": "Ulm"})  # has no signature
     assert in_c == ToolResult('{"city": "Ulm"}')
     forest = play(Tape({"asker": ["?"]}), [question(0, "Ulm")], tools())
