@@ -84,13 +84,14 @@ def test_a_paper_runs_to_its_table_with_stand_ins(name, tmp_path):
     """A minute of one core each; with CI set only those of `IN_CI`."""
     if os.environ.get("CI") and name not in IN_CI:
         pytest.skip("run without CI in the environment")
-    command = tmp_path / "bin" / "ragrl"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m jax_ragrl.cli.main "$@"\n')
-    command.chmod(0o755)
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "bin").mkdir()
+    # No link to the interpreter, which would not find the packages of its environment.
+    for command, module in {"ragrl": "-m jax_ragrl.cli.main", "python": ""}.items():
+        file = tmp_path / "bin" / command
+        file.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+        file.chmod(0o755)
     here = {
-        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "RUNS": str(tmp_path / "runs"),
         "XLA_FLAGS": flags(1),
