@@ -76,7 +76,7 @@ DEVICES = (
     "driver (nvidia-smi), or unset JAX_PLATFORMS"
 )
 # Parts of messages, in lower case, of JAX, NumPy, the system and its loader of libraries.
-EXHAUSTED = {
+LACKING = {
     "can't start new thread": THREADS,
     "resource temporarily unavailable": THREADS,
     "resource_exhausted": MEMORY,
@@ -171,7 +171,7 @@ def _resource_message(error: Exception) -> str:
     for part, message in DISK_ERRORS.items():
         if part in text:
             return message.format(text)
-    for part, message in EXHAUSTED.items():
+    for part, message in LACKING.items():
         if part in text.lower():
             return message.format(text[:200])
     # JAX asserts without a message that a platform has a device, and removes its own frames.

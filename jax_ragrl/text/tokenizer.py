@@ -412,8 +412,7 @@ def _special_ids(folder: pathlib.Path) -> dict[str, Any]:
         numbers = {key: raw.get(key) for key in SPECIAL_IDS}
         ids = {key: i for key, i in numbers.items() if isinstance(i, int) and i >= 0} | ids
         end = numbers["eos_token_id"]
-        both = end if isinstance(end, list) else [] if end is None else [end]
-        ends += [i for i in both if i >= 0]
+        ends += [i for i in (end if isinstance(end, list) else [end]) if i is not None and i >= 0]
     return ids | {"eos_token_id": [*dict.fromkeys(ends)]}
 
 

@@ -301,7 +301,7 @@ def play(rng, reached_U, ends, shape):
     return (reward < np.where(is_high, ends[1], ends[0])).astype(np.float64)
 
 
-def audit(rule):
+def audit(rule, *, is_return=False):
     """The measures of a rule: from returns and the other returns of its group to credits."""
     rng, rows = np.random.default_rng(0), []
     for _ in range(DECISIONS):
@@ -313,7 +313,7 @@ def audit(rule):
         others = rng.choice(4, 3, p=policy_U)
         rest = np.stack([play(rng, reached_U, ends, (REPEATS, 2))[u] for u in others])
         credit = rule(own, rest, value_U)
-        rows.append(moments_of(credit, replay, is_return=False, tokens=40, actions=2))
+        rows.append(moments_of(credit, replay, is_return=is_return, tokens=40, actions=2))
     return with_intervals(rows)
 
 
@@ -343,6 +343,14 @@ def test_a_baseline_that_depends_on_the_action_is_found():
     found = audit(rule)
     assert found["agreement"][2] < 0.95, found["agreement"]
     assert found["bias"][1] > 0.05
+
+
+def test_a_return_is_compared_without_the_error_of_the_value():
+    """Exact values in place of returns: the correlation is 1, though V is the mean of 8 actions."""
+    found = audit(lambda own, rest, value_U: 0 * own + value_U[:2, None, None], is_return=True)
+    assert found["correlation"][0] == pytest.approx(1, abs=0.03)
+    assert found["noise"][0] == pytest.approx(0, abs=1e-12)
+    assert found["agreement"][0] == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (0.5, 0.5), (0.1, 0.1), (0.9, 0.3)])

@@ -123,8 +123,8 @@ def open_bytes(path: pathlib.Path | str, *, whole: bool = False) -> io.BufferedR
     """
     path = pathlib.Path(path)
     if not path.is_file():
-        why = "is a pipe, which can be read only once" if path.exists() else "does not exist"
-        why = "is a folder" if path.is_dir() else why
+        there = "is a folder" if path.is_dir() else "is a pipe, which can be read only once"
+        why = there if path.exists() else "does not exist"
         raise UserError(f"{path} {why}: give the path of a data file")
     with path.open("rb") as file:
         magic = file.read(10)
