@@ -100,7 +100,9 @@ def _bases(fields: dict[str, Any]) -> tuple[float, float]:
     kinds = {rope.get("rope_type", "default") for rope in ropes}
     if kinds != {"default"} or fields.get("rope_scaling"):
         raise UserError("config.json stretches the rotary positions: use another checkpoint")
-    old = fields.get("global_rope_theta", GLOBAL_BASE), fields.get("local_rope_theta", LOCAL_BASE)
+    everywhere = fields.get("global_rope_theta", GLOBAL_BASE)
+    # Without a base of its own (null), a local layer has that of the others.
+    old = everywhere, fields.get("local_rope_theta", LOCAL_BASE) or everywhere
     full, sliding = (
         float(rope.get("rope_theta") or base) for rope, base in zip(ropes, old, strict=True)
     )

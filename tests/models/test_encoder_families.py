@@ -147,6 +147,15 @@ def test_fields_that_change_the_arithmetic_are_refused(kind, field, reason):
         backbones.read_backbone({name: x for name, x in fields.items() if x is not None})
 
 
+def test_a_local_layer_without_a_rotary_base_has_that_of_the_others():
+    fields = {**text_models.BASE, "model_type": "modernbert", "global_rope_theta": 8e4}
+    bases = [{}, {"local_rope_theta": None}]
+    assert [backbones.read_backbone(fields | x).config.bases for x in bases] == [
+        (8e4, 1e4),
+        (8e4, 8e4),
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
