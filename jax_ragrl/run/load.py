@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jax_ragrl.config.ranges import Natural
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.config import Job
@@ -44,10 +45,9 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
     roles in `policies`; see `systems.ablation` for credit, rollouts, grammar and policies.
     """
     name, settings = values.pop("system", None), values.pop("recipe", {})
-    credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
+    credit = values.pop("credit", OWN)
+    rollouts = convert(Natural, values.pop("rollouts", 0), "config.rollouts")
     grammar = str(values.pop("grammar", LOOSE))
-    if not isinstance(rollouts, int) or rollouts < 0:
-        raise UserError(f"config.rollouts is {rollouts!r}: use a number of rollouts, or 0")
     module = system_module(str(name))
     if missing := [part for part in ("Settings", "recipe") if not hasattr(module, part)]:
         raise UserError(
