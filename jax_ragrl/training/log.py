@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import tensorboardX
 from tqdm import tqdm
 
 from jax_ragrl.runtime.compile_cache import compile_seconds, compiled_programs
@@ -17,6 +17,14 @@ from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.training.trackers import Trackers
+
+# Where torch is installed, tensorboardX imports it, for seconds, and for nothing that is used here.
+if is_without_torch := "torch" not in sys.modules:
+    sys.modules["torch"] = None  # type: ignore[assignment]
+import tensorboardX
+
+if is_without_torch:
+    del sys.modules["torch"]
 
 METRICS, TREES = "metrics.jsonl", "trees.jsonl"
 FIRST_STEPS = 5  # of a process: the programs of most of its shapes compile within them

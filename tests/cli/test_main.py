@@ -372,12 +372,14 @@ def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
     assert capsys.readouterr().err == "ragrl: stop\n"
 
 
-def test_a_command_line_without_work_does_not_import_jax():
+def test_a_start_imports_what_it_needs():
     code = """
 import sys
 from jax_ragrl.cli.main import main
 assert main(["trian"]) == 2 and main([]) == 0
 assert "jax" not in sys.modules and "numpy" not in sys.modules, "imported too early"
+import jax_ragrl.training.loop
+assert "torch" not in sys.modules, "imported by tensorboardX, if it is installed"
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
