@@ -6,8 +6,8 @@
 Some relations have changed since the passages were written, and the reader knows their current
 facts: a search misleads it. For other questions one search or a plan of searches is best. Only the
 router is trained: a rollout branches at the router, whose actions are compared with each other
-(`credit=siblings`), without a critic. The gain over the best fixed strategy of the untrained policy
-is what routing is worth.
+(`credit=siblings`), without a critic. The router has a policy of its own, so that the other roles
+remain as they are: its gain over the best fixed strategy is what routing is worth.
 """
 
 from ml_collections import ConfigDict
@@ -18,6 +18,8 @@ def get_config() -> ConfigDict:
         {
             "seed": 0,
             "policy": "tiny",  # the policy that ships with the package
+            # With the weights of the others, what it learns may make their actions malformed.
+            "policies": (("router", ""),),
             "mesh": (),  # the first device
             "compute_dtype": "float32",
             "remat": "none",  # a small model: activations fit in memory

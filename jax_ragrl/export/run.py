@@ -19,7 +19,7 @@ from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.load import load_job
-from jax_ragrl.run.models import load_policies, policy_folder
+from jax_ragrl.run.models import initial_models, load_policies, policy_folder
 
 
 def export_run(
@@ -63,7 +63,7 @@ def export_run(
     # On one device, because the run's mesh may need a larger machine. In float32, so that merging
     # an adapter loses no precision.
     policies = trained_policies(job, load_policies(job, None, "float32")[0], opened)
-    model = dict(job.policies).get(name, job.policy)
+    model = initial_models(job)[name]
     folder, decoder = policy_folder(model), policies[name]
     if adapter:
         base = adapter_base(model, folder, is_published=bool(push_to))

@@ -211,14 +211,14 @@ def policies_of(
     policies = {}
     for name in run.learners:
         try:
-            policy = config_named(folders[name]) if name in folders else config
+            policy = config_named(folders[name]) if folders.get(name) else config
         except UserError as error:
             policy = config
             unknown.append(f"policies.{name}: counted as --shape ({error})")
         policy = dataclasses.replace(
             policy, dtype=run.compute_dtype, remat=run.remat, attention_impl=run.attention
         )
-        policies[name] = PlannedPolicy(folders.get(name, run.policy or ""), policy, run.lora)
+        policies[name] = PlannedPolicy(folders.get(name) or run.policy or "", policy, run.lora)
     return policies, unknown
 
 

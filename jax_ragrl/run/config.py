@@ -223,8 +223,8 @@ class Job:
         Roles that may write certain tokens only (`allowed_token_regex`) never think.
       start_from: a run whose trained policies this run starts from: `RUN`, `RUN@best` (on dev
         questions) or `RUN@STEP`; empty: the run starts from `policy`.
-      policies: pairs of a policy or role and a folder. A role that is named here has its own
-        policy.
+      policies: pairs of a policy or role and a model, empty for that of `policy`. A role that is
+        named here has its own policy.
       lora: adapters to train; None: all weights are trained.
       schedule: phases that train some of the roles.
       preference: with it, the update is DPO on pairs of rollouts (`learner/dpo.py`).

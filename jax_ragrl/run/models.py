@@ -66,7 +66,8 @@ def mesh_of_shape(shape: tuple[int, ...], policies: Sequence[str]) -> Mesh | Non
 def initial_models(job: Job) -> dict[str, str]:
     """Returns the name of the model that each policy starts from, by policy."""
     # Sorted, so that every process loads the policies in one order and gives them equal seeds.
-    return dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | dict(job.policies)
+    own = {name: model or job.policy for name, model in job.policies}
+    return dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | own
 
 
 def load_policies(

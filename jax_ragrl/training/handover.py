@@ -22,7 +22,7 @@ from jax_ragrl.models.lora import merge_lora
 from jax_ragrl.models.peft import save_lora
 from jax_ragrl.rollout.engine import EngineSampler
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.models import policy_folder
+from jax_ragrl.run.models import initial_models, policy_folder
 from jax_ragrl.sampling.sampler import JobSampler
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
@@ -44,7 +44,7 @@ class Handover:
             )
         engine = self._engine = job.engine
         (name,) = {role.policy for role in job.recipe.system.roles.values()}
-        self._policy, self._model = name, dict(job.policies).get(name, job.policy)
+        self._policy, self._model = name, initial_models(job)[name]
         limits: dict[str, Any] = {"concurrency": engine.concurrency, "retries": engine.retries}
         client = OpenAILLM(engine.model, engine.base_url, timeout=engine.timeout, **limits)
         self._sampler = EngineSampler(client, engine.base_url, tokenizer)

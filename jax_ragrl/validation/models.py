@@ -35,7 +35,7 @@ PROBE = LLMRequest("a check", (Message("user", "Reply with OK."),), Sampling(0.0
 @guarded("policy")
 def check_tokenizers(job: Job) -> Iterator[Finding]:
     """Compares the policies with their tokenizers, templates and roles, and compiles grammars."""
-    folders = dict.fromkeys([job.policy, *dict(job.policies).values()])
+    folders = dict.fromkeys([job.policy, *initial_models(job).values()])
     tokenizers = {name: ChatTokenizer.load(resolve_model(name, weights=False)) for name in folders}
     fits = True
     for name, own in tokenizers.items():

@@ -255,6 +255,10 @@ def test_an_architecture_is_that_of_a_folder_or_a_published_model(model_folders,
     changes = {"policies": (("rewrite", "Qwen2.5-3B-Instruct"),), "learners": ("plan", "rewrite")}
     policies, unknown = policies_of(dataclasses.replace(RUN, **changes), SMALL)
     assert [policy.config.num_layers for policy in policies.values()] == [1, 36] and not unknown
+    # Without a model, it has that of the others.
+    changes = {"policies": (("rewrite", ""),), "learners": ("plan", "rewrite"), "policy": "x"}
+    policies, unknown = policies_of(dataclasses.replace(RUN, **changes), SMALL)
+    assert [policy.name for policy in policies.values()] == ["x", "x"] and not unknown
     with pytest.raises(UserError, match="policies names 'filter': this system has policy"):
         policies_of(dataclasses.replace(RUN, policies=(("filter", "llm"),)), SMALL)
 

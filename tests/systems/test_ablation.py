@@ -16,7 +16,7 @@ from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.system import Execution
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.load import load_job
-from jax_ragrl.run.models import load_policies
+from jax_ragrl.run.models import initial_models, load_policies
 from jax_ragrl.systems import ablation
 from jax_ragrl.systems.ablation import with_credit
 from jax_ragrl.systems.base import masked_credit
@@ -116,6 +116,7 @@ CREDIT = "the credit of this system is not made for"
         ("c3po", PPO | {"credit": "shared", "objective.gae_span": "conversation"}, "use 'turn'"),
         ("c3po", PPO | {"credit": "earned", "objective.gae_span": "conversation"}, "use 'turn'"),
         ("c3po", {"rollouts": -1}, "config.rollouts is -1"),
+        ("c3po", {"rollouts": True}, "config.rollouts is True"),
         # Preferences need decisions, a reference and the credit of the config.
         ("mmoa_rag", {"preference.beta": 0.1}, "tries one action per decision"),
         ("c3po", {"preference.beta": 0.1, "objective.kl.where": "none"}, "needs a reference"),
@@ -148,6 +149,15 @@ def test_a_named_role_has_its_own_policy(system):
     assert apart.evaluation_system.roles[roles[0]].policy == roles[0]
     shared = job(system, {}).recipe.system
     assert Execution(apart.system, ANN).effects == Execution(shared, ANN).effects
+
+
+def test_a_policy_without_a_model_starts_from_that_of_the_others():
+    router = job("c3po_router", {"policy": "other"})
+    assert initial_models(router) == {"policy": "other", "router": "other"}
+    assert initial_models(job("c3po_router", {"policies": "(('router','own'),)"})) == {
+        "policy": "tiny",
+        "router": "own",
+    }
 
 
 def test_every_policy_uses_the_configured_attention_and_needs_a_role():
