@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
-
-import httpx2
-import openai
 
 from jax_ragrl.config.schema import is_http
 from jax_ragrl.errors import EffectError, UserError
@@ -34,7 +32,7 @@ from jax_ragrl.runtime.servers import (
 from jax_ragrl.types import LLMRequest
 
 T = TypeVar("T")
-CHAT = "/chat/completions"
+OPENAI, CHAT = "https://api.openai.com/v1", "/chat/completions"
 TRANSIENT = (408, 409, 429)  # in addition to 5xx, as in OpenAI's client
 OVERLOAD_CODES = (429, 503)  # with fewer requests at once the server may answer
 MAX_TOKENS = 1 << 30  # of one reply, as a server may report them
@@ -87,8 +85,7 @@ class OpenAILLM:
                 f"{model}: concurrency {concurrency}, retries {retries} and timeout {timeout} "
                 "allow no request: give at least 1, at least 0, and more than 0 seconds"
             )
-        # The client reads both variables too; here they decide which error the user gets.
-        key, base_url = read_key("OPENAI_API_KEY"), base_url or None
+        key = read_key("OPENAI_API_KEY")
         address = base_url or os.environ.get("OPENAI_BASE_URL", "")
         if not model or (address and not is_http(address)):
             raise UserError(
@@ -104,13 +101,13 @@ class OpenAILLM:
         self.name = model
         self._label = f"{model} at {address}" if address else model
         self._tries = Tries(retries, PAUSE)
-        # Most self-hosted servers work without a key, but the client refuses to start.
-        self._client = openai.AsyncOpenAI(
-            api_key=key or "none",
-            base_url=base_url,
-            max_retries=0,  # `Tries` also repeats requests whose reply cannot be read
-            http_client=BoundedClient(timeout),
-        )
+        self._url = (address or OPENAI).rstrip("/")
+        # As OpenAI's own client; most other servers work without a key.
+        own = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+        headers = {name: value for name, x in own.items() if (value := read_key(x))}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"Content-Type": "application/json", **headers}
+        self._client = BoundedClient(timeout)
         self._gate, self._ranks = Gate(concurrency, timeout), itertools.count()
         self._timeout, self._extra = timeout, extra or {}
         self._in_flight: dict[bytes, asyncio.Future[str | EffectError]] = {}
@@ -181,7 +178,7 @@ class OpenAILLM:
                 lambda patience: self._attempt(path, body, patience, read),
                 lambda: self._gate.slot(rank),
             )
-        except (TryFailed, EffectError, openai.OpenAIError) as error:
+        except (TryFailed, EffectError) as error:
             if isinstance(error, TryFailed) and error.is_late:
                 remedy = f": {TOO_SLOW}"
             why = str(error).removesuffix(".")
@@ -193,25 +190,24 @@ class OpenAILLM:
         """Makes one try; see `Tries.ask` for its argument and its errors."""
         start = time.monotonic()
         try:
-            # Not the client's own methods, whose parameters reject the fields of other servers.
-            reply = await self._client.post(
-                path,
-                cast_to=httpx2.Response,
-                body=body,
-                options={"timeout": patience * self._timeout},
+            reply = await self._client.ask(
+                "POST",
+                path if is_http(path) else f"{self._url}{path}",
+                content=json.dumps(body),
+                headers=self._headers,
+                timeout=patience * self._timeout,
             )
-        except openai.APIStatusError as error:
-            code, why = error.status_code, describe(error.response)
+        except TryFailed:
+            # A time-out, or a connection that a full server refuses.
+            self._gate.count_overload(start)
+            raise
+        if not reply.is_success:
+            code, why = reply.status_code, describe(reply)
             if code in OVERLOAD_CODES:
                 self._gate.count_overload(start)
             if code in TRANSIENT or code >= 500:
-                raise TryFailed(why, retry_after(error.response.headers)) from error
-            raise EffectError(why) from error
-        except openai.APIConnectionError as error:
-            # A time-out, or a connection that a full server refuses.
-            self._gate.count_overload(start)
-            is_late = isinstance(error, openai.APITimeoutError)
-            raise TryFailed(f"{error} ({error.__cause__})", is_late=is_late) from error
+                raise TryFailed(why, retry_after(reply.headers))
+            raise EffectError(why)
         self._gate.count_reply(start)
         return read_reply(reply, read)
 

@@ -86,7 +86,7 @@ class RetryingClient:
 
         async def attempt(patience: float) -> T:
             deadline = {"timeout": patience * self._timeout}
-            reply = await self._attempt(method, path, {**request, **deadline})
+            reply = await self._client.ask(method, f"{self.place}{path}", **{**request, **deadline})
             status = reply.status_code
             if status == 200:
                 return read_reply(reply, read)
@@ -107,16 +107,6 @@ class RetryingClient:
             raise (
                 EffectError(why) if status == 200 else RefusedError(str(error), status)
             ) from error
-
-    async def _attempt(self, method: str, path: str, request: dict[str, Any]) -> httpx2.Response:
-        try:
-            return await self._client.request(method, f"{self.place}{path}", **request)
-        except httpx2.RequestError as error:
-            is_late = isinstance(error, httpx2.TimeoutException)
-            raise TryFailed(f"{type(error).__name__}: {error}", is_late=is_late) from error
-        # Errors of the query itself, such as an address that is too long, which no retry can fix.
-        except (httpx2.InvalidURL, UnicodeError) as error:
-            raise EffectError(f"{self.place}: invalid request ({error})") from error
 
 
 def _is_address(place: str) -> bool:

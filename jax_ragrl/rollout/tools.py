@@ -16,8 +16,6 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-import httpx2
-
 from jax_ragrl.config.functions import imported
 from jax_ragrl.config.ranges import Natural, Positive
 from jax_ragrl.config.schema import is_http
@@ -163,11 +161,7 @@ async def _run(function: Callable[..., Any], text: str, seconds: float) -> ToolR
 
 async def _post(client: BoundedClient, url: str, text: str, seconds: float) -> ToolResult:
     headers = {"Content-Type": "application/json"}
-    try:
-        reply = await client.post(url, content=text, headers=headers, timeout=seconds)
-    except httpx2.RequestError as error:
-        is_late = isinstance(error, httpx2.TimeoutException)
-        raise TryFailed(f"{type(error).__name__}: {error}", is_late=is_late) from error
+    reply = await client.ask("POST", url, content=text, headers=headers, timeout=seconds)
     if reply.status_code == 200:
         return read_reply(reply, lambda body: ToolResult(json.dumps(loads(body))))
     if reply.status_code in WRONG_ARGUMENTS:

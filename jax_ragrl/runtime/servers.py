@@ -109,6 +109,20 @@ class BoundedClient(httpx2.AsyncClient):
         super().__init__(timeout=timeout, limits=limits, follow_redirects=False)
         self._max_body = max_body
 
+    async def ask(self, method: str, url: str, **options: Any) -> httpx2.Response:
+        """Returns the reply to one request, of any status.
+
+        `TryFailed` if there is none; `EffectError` if no retry can mend the request.
+        """
+        try:
+            return await self.request(method, url, **options)
+        except httpx2.RequestError as error:
+            is_late = isinstance(error, httpx2.TimeoutException)
+            raise TryFailed(f"{type(error).__name__}: {error}", is_late=is_late) from error
+        # Of the query itself, such as an address that is too long.
+        except (httpx2.InvalidURL, UnicodeError) as error:
+            raise EffectError(f"{url:.200}: invalid request ({error})") from error
+
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Sends a request and reads its whole reply, whose text is UTF-8.
 

@@ -14,14 +14,14 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.llm.kinds import LLM, OpenAIConfig
-from jax_ragrl.llm.openai import OpenAILLM, read_completion
+from jax_ragrl.llm.openai import OPENAI, OpenAILLM, read_completion
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.costs import step_costs
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.overrides import override
 from jax_ragrl.run.short_names import parse_llm
-from jax_ragrl.runtime.servers import take_counts, wait_for
+from jax_ragrl.runtime.servers import BoundedClient, take_counts, wait_for
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import LLMRequest, Message, Sampling
@@ -84,6 +84,27 @@ def test_a_key_may_end_in_a_newline_and_a_server_of_ones_own_needs_none(monkeypa
         assert OpenAILLM("m", address).complete([asked("q")]) == ["q"]
     with pytest.raises(UserError, match="OPENAI_API_KEY"):
         OpenAILLM("m")
+
+
+def test_a_request_has_the_address_and_headers_of_openais_client(monkeypatch):
+    sent = []
+
+    async def ask(self, method, url, *, headers, **_) -> Any:
+        sent.append((url, {name: x for name, x in headers.items() if name != "Content-Type"}))
+        raise EffectError("no network")
+
+    monkeypatch.setattr(BoundedClient, "ask", ask)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    for name in ("OPENAI_API_KEY", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, f"my {name}")
+    OpenAILLM("m").complete([asked("q")])
+    monkeypatch.delenv("OPENAI_API_KEY")
+    OpenAILLM("m", "http://h:1/v1/").complete([asked("q")])
+    project = {"OpenAI-Project": "my OPENAI_PROJECT_ID"}
+    assert sent == [
+        (f"{OPENAI}/chat/completions", project | {"Authorization": "Bearer my OPENAI_API_KEY"}),
+        ("http://h:1/v1/chat/completions", project),
+    ]
 
 
 @pytest.mark.parametrize(
