@@ -48,6 +48,7 @@ from jax_ragrl.rollout.tree import NO_PARENT, Action, Call, Forest, Record
 from jax_ragrl.run.build import build_components
 from jax_ragrl.run.claims import DECISIONS, claim_data, claim_models, has_results
 from jax_ragrl.run.workdir import claim_workdir
+from jax_ragrl.runtime.caches import write_text
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.revision import device_name, revision
@@ -560,7 +561,7 @@ def bench_credit(values: Mapping[str, Any], audit: Audit, folder: pathlib.Path) 
         print(f"ragrl: {first}; {remedy}", file=sys.stderr)
     result = table(rows, rules, audit)
     write_json(folder / "table.json", result)
-    (folder / "page.html").write_text(page(result, rows, rules), encoding="utf-8")
+    write_text(folder / "page.html", page(result, rows, rules))
     return result
 
 

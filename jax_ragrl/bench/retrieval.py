@@ -33,6 +33,7 @@ from jax_ragrl.run.models import load_llm, policy_folder
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.retrievers import retriever_from
 from jax_ragrl.run.short_names import SERVER, model_of, parse_llm
+from jax_ragrl.runtime.caches import write_text
 from jax_ragrl.runtime.compile_cache import compiled_programs
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.progress import progress
@@ -336,4 +337,4 @@ def write_table(values: Mapping[str, Any], path: pathlib.Path) -> None:
     """Writes `PATH.json` and `PATH.md`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path.with_name(f"{path.name}.json"), values)
-    path.with_name(f"{path.name}.md").write_text(markdown(values), encoding="utf-8")
+    write_text(path.with_name(f"{path.name}.md"), markdown(values))

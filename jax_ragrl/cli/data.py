@@ -134,16 +134,13 @@ def run_split(options: argparse.Namespace) -> None:
     from jax_ragrl.corpus.fields import parse_fields
     from jax_ragrl.corpus.formats import load_questions, save_questions
     from jax_ragrl.corpus.questions import split_questions
+    from jax_ragrl.runtime.caches import new_files
 
     questions = load_questions(options.questions, fields=parse_fields(options.fields))
     parts = split_questions(questions, parse_numbers(options.shares, float))
-    files = {split: options.out / f"{split}.jsonl" for split, part in parts.items() if part}
-    # One of them may be the file that is divided.
-    if existing := [file for file in files.values() if file.exists()]:
-        raise UserError(f"{existing[0]} exists: give another folder with --out, or remove it")
-    options.out.mkdir(parents=True, exist_ok=True)
-    for split, file in files.items():
-        save_questions(parts[split], file)
+    with new_files(options.out) as draft:
+        for split in filter(parts.get, parts):
+            save_questions(parts[split], draft / f"{split}.jsonl")
     counts = {split: len(part) for split, part in parts.items()}
     print(json.dumps(counts | {"out": str(options.out)}))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.corpus import store
+from jax_ragrl.runtime.caches import draft_file
 from jax_ragrl.types import Passage
 
 
@@ -66,6 +67,6 @@ class Corpus:
 def save_corpus(corpus: Corpus, path: pathlib.Path | str) -> None:
     """Writes JSON lines `{"id", "title", "text"}`; equal corpora give equal bytes."""
     # Bytes and ASCII escapes: text mode would translate line breaks on some platforms.
-    with pathlib.Path(path).open("wb") as file:
+    with draft_file(pathlib.Path(path)) as draft, draft.open("wb") as file:
         for passage in corpus.passages:
             file.write(json.dumps(passage._asdict()).encode("ascii") + b"\n")

@@ -55,6 +55,7 @@ from jax_ragrl.run.pipeline import stored_models
 from jax_ragrl.run.short_names import SERVER, parse_index
 from jax_ragrl.run.world_folder import FILE as WORLD
 from jax_ragrl.run.world_folder import READER
+from jax_ragrl.runtime.caches import write_text
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.text.metrics import METRIC_NAMES
@@ -129,7 +130,7 @@ def evaluate_suite(
                 append_row(workdir / "rows.jsonl", {"data": data.name, "system": name, **cell})
                 # Rewritten per cell, so that a table can be read while it grows.
                 page = markdown(names, [d.name for d in sets], cells)
-                (workdir / "table.md").write_text(page, encoding="utf-8")
+                write_text(workdir / "table.md", page)
                 bar.update(1)
     page = markdown(names, [data.name for data in sets], cells)
     return page, any("error" not in cell for cell in cells.values())

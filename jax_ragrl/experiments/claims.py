@@ -33,6 +33,7 @@ from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
 from jax_ragrl.experiments.pairs import decide as decide_pair
 from jax_ragrl.experiments.statistics import points
 from jax_ragrl.run.overrides import load_config
+from jax_ragrl.runtime.caches import write_text
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.revision import device_name, revision
 
@@ -150,7 +151,7 @@ def reproduce(
         # After each claim, so that an interrupted command leaves its results.
         results = [rows[number] for number in sorted(rows)]
         write_json(out / "claims.json", results)
-        (out / "claims.md").write_text(page(results), encoding="utf-8")
+        write_text(out / "claims.md", page(results))
     return [rows[claim.number] for claim in claims]
 
 

@@ -20,6 +20,7 @@ from jax_ragrl.experiments.statistics import (
     seed_test,
     sign_flip_test,
 )
+from jax_ragrl.runtime.caches import write_text
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.text.metrics import hierarchical_bootstrap
 
@@ -173,7 +174,7 @@ def write_comparison(experiment: Experiment, rows: Rows, out: pathlib.Path) -> s
     result = compare(experiment, rows)
     write_json(out / "experiment.json", result)
     text = page(result)
-    (out / "experiment.md").write_text(text, encoding="utf-8")
+    write_text(out / "experiment.md", text)
     return text
 
 

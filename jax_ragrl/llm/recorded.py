@@ -19,6 +19,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.cache import read_cache
+from jax_ragrl.runtime.caches import draft_file
 
 FORMAT = "ragrl replies 1"
 KEY_BYTES = 12  # of the cache's key: two of a million requests share it with probability 1e-17
@@ -105,9 +106,8 @@ def record_replies(caches: Sequence[pathlib.Path], out: pathlib.Path) -> str:
     lines = [_compact(head), *(_compact([key, *new.rows[key]]) for key in sorted(new.rows))]
     data = "".join(f"{line}\n" for line in lines).encode()
     data = lzma.compress(data) if out.suffix == ".xz" else data
-    draft = out.with_name(f"{out.name}.tmp")
-    draft.write_bytes(data)
-    draft.replace(out)
+    with draft_file(out) as draft:
+        draft.write_bytes(data)
     note = f"; left out for an earlier reply to the same request: {unequal}" if unequal else ""
     return f"{out}: {new}, {len(new.rows) - len(old.rows)} new, {len(data):,} bytes{note}"
 

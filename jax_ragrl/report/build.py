@@ -16,6 +16,7 @@ from jax_ragrl.report import charts
 from jax_ragrl.report.load import Curve, RunData, curve, is_number, keys_under, load_run
 from jax_ragrl.report.sketch import Scale, build_tree, credit_scale, draw_tree
 from jax_ragrl.report.trees import LEAF, largest_credit, rewards, spread, stored_trees
+from jax_ragrl.runtime.caches import write_text
 from jax_ragrl.systems.registry import explain, known_faults
 
 MAX_TREES = 12  # of the report; the explorer has all
@@ -128,7 +129,7 @@ def build_report(workdir: pathlib.Path) -> pathlib.Path:
     page = render(load_run(workdir))
     target = workdir / "report.html"
     # Texts of documents and models may hold lone surrogates, which UTF-8 cannot encode.
-    target.write_text(page, encoding="utf-8", errors="replace")
+    write_text(target, page, errors="replace")
     return target
 
 

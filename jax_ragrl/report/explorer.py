@@ -21,6 +21,7 @@ from jax_ragrl.report.load import TREES, by_step, read_lines
 from jax_ragrl.report.trees import Numbers, compact_tree, shorten, stored_trees
 from jax_ragrl.run.mistakes import mistake_of
 from jax_ragrl.run.predictions import FOLDER
+from jax_ragrl.runtime.caches import write_text
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.registry import explain, known_faults
 from jax_ragrl.types import Passage
@@ -36,7 +37,7 @@ def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathli
 
     `UserError` if a source holds none.
     """
-    out.write_text(explorer_page(sources), encoding="utf-8", errors="replace")
+    write_text(out, explorer_page(sources), errors="replace")
     return out
 
 

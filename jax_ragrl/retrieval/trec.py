@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from jax_ragrl.runtime.caches import draft_file
 from jax_ragrl.types import Hits, Passage
 
 
@@ -41,6 +42,6 @@ def run_lines(query_id: str, hits: Hits, tag: str) -> Iterator[str]:
 def write_run(path: pathlib.Path, rankings: Iterable[tuple[str, Hits]], tag: str) -> None:
     """Writes a run file of (query id, hits) pairs; its folder is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
+    with draft_file(path) as draft, draft.open("w", encoding="utf-8") as file:
         for query_id, hits in rankings:
             file.writelines(run_lines(query_id, hits, tag))

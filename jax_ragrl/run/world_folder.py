@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import shutil
-import tempfile
 from typing import Any
 
 from jax_ragrl.config.schema import build, local
@@ -21,6 +19,7 @@ from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.kinds import WorldReaderConfig
 from jax_ragrl.run.config import WorldData
 from jax_ragrl.run.short_names import json_object
+from jax_ragrl.runtime.caches import new_files
 from jax_ragrl.runtime.jsonl import write_json
 
 FILE = "world.json"
@@ -46,20 +45,11 @@ def save_world(settings: WorldData, out: pathlib.Path) -> dict[str, Any]:
     `UserError` if `out` has other files of these names.
     """
     world = make_world(settings)
-    with tempfile.TemporaryDirectory() as name:
-        draft = pathlib.Path(name)
+    with new_files(out) as draft:
         save_corpus(Corpus(world.passages), draft / "passages.jsonl")
         for split, questions in world.questions.items():
             save_questions(questions, draft / f"{split}.jsonl")
         write_json(draft / FILE, dataclasses.asdict(settings))
-        for file in draft.iterdir():
-            other = out / file.name
-            if other.exists() and other.read_bytes() != file.read_bytes():
-                raise UserError(
-                    f"{other} exists, and is not of the world with these settings: give another "
-                    "folder with --out, or remove it"
-                )
-        shutil.copytree(draft, out, dirs_exist_ok=True)
     counts = {split: len(questions) for split, questions in world.questions.items()}
     return {"passages": len(world.passages), **counts, "out": str(out)}
 

@@ -1,4 +1,4 @@
-"""The folder of the user's caches, and folders that appear complete or not at all."""
+"""The folder of the user's caches, and files and folders that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ except ImportError:  # Windows: drafts of killed processes stay there
     fcntl = None  # type: ignore[assignment]
 
 VARIABLE = "RAGRL_CACHE"
+DRAFT = ".unfinished-"
 
 
 def cache_folder() -> pathlib.Path:
@@ -28,6 +29,52 @@ def cache_folder() -> pathlib.Path:
     except RuntimeError as error:
         raise UserError(f"there is no folder for caches ({error}): set {VARIABLE}") from error
     return pathlib.Path(home) / "jax_ragrl"
+
+
+@contextlib.contextmanager
+def draft_file(file: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of a draft, which replaces `file` at the end.
+
+    A kill or a full disk leaves the former file. A device or a pipe is written itself.
+    """
+    if file.exists() and not file.is_file():
+        yield file
+        return
+    file = file.resolve()  # a link remains one
+    draft = file.with_name(f"{file.name}.tmp")
+    try:
+        yield draft
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_text(file: pathlib.Path, text: str, errors: str = "strict") -> None:
+    """Writes a file in UTF-8 atomically; `errors` as in `str.encode`."""
+    with draft_file(file) as draft:
+        draft.write_text(text, encoding="utf-8", errors=errors)
+
+
+@contextlib.contextmanager
+def new_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a draft folder, whose files appear in `folder` at the end, each of them complete.
+
+    Files that a killed call has left are replaced by equal ones. `UserError`, and no new file, if
+    another file has a name of theirs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with draft_folder(folder, DRAFT) as draft:
+        yield draft
+        files = sorted(draft.iterdir())
+        for file in files:
+            other = folder / file.name
+            if other.exists() and other.read_bytes() != file.read_bytes():
+                raise UserError(
+                    f"{other} exists, and is not what this command writes: give another folder "
+                    "with --out, or remove it"
+                )
+        for file in files:
+            file.replace(folder / file.name)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jax_ragrl.json_text import loads_or_none
+from jax_ragrl.runtime.caches import draft_file
 
 
 def append_row(file: pathlib.Path, row: Mapping[str, Any]) -> None:
@@ -62,10 +63,8 @@ def drop_after_step(file: pathlib.Path, step: int) -> None:
 
 
 def _write(file: pathlib.Path, lines: Iterable[str]) -> None:
-    draft = file.with_suffix(".tmp")
-    with draft.open("w", encoding="utf-8") as out:
+    with draft_file(file) as draft, draft.open("w", encoding="utf-8") as out:
         out.writelines(f"{line}\n" for line in lines)
-    draft.replace(file)
 
 
 def _json(value: Any, indent: int | None = None) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from jax_ragrl.errors import redacted
 from jax_ragrl.run.config import TRACKERS
+from jax_ragrl.runtime.caches import write_text
 
 MLFLOW_RUN = "mlflow_run"  # the file with the id of the run of MLflow
 # Functions that record the metrics of a step, some of which may be nan, and that end the run.
@@ -50,7 +51,7 @@ def _open_mlflow(mlflow: Any, experiment: str, workdir: pathlib.Path, config: An
         mlflow.start_run(run_id=file.read_text(encoding="utf-8"))
     else:
         run = mlflow.start_run(run_name=workdir.name)
-        file.write_text(run.info.run_id, encoding="utf-8")
+        write_text(file, run.info.run_id)
         # Parameters are short texts in MLflow; a file keeps the nested config.
         mlflow.log_dict(config or {}, "config.json")
 

@@ -405,7 +405,7 @@ def test_echoes_of_a_failed_checkpoint_are_not_reported(monkeypatch):
     assert [str(event.exc_value) for event in reports] == ["another"]
 
 
-def test_a_file_is_divided_once(tmp_path, capsys):
+def test_a_killed_division_is_finished_and_a_file_of_others_kept(tmp_path, capsys):
     file = tmp_path / "asked.csv"
     file.write_text("question,answer\n" + "".join(f"q{n}?,a\n" for n in range(10)))
     command = ["data", "split", str(file), "--shares", "0.7,0,0.3", "--out", str(tmp_path / "out")]
@@ -416,4 +416,7 @@ def test_a_file_is_divided_once(tmp_path, capsys):
         "test.jsonl",
         "train.jsonl",
     ]
+    (tmp_path / "out" / "test.jsonl").unlink()  # as if killed before it
+    assert main(command) == 0 and (tmp_path / "out" / "test.jsonl").is_file()
+    (tmp_path / "out" / "train.jsonl").write_text("the user's own")
     assert main(command) == 2 and "train.jsonl exists" in capsys.readouterr().err

@@ -119,9 +119,10 @@ def test_a_half_replaced_store_is_not_opened(tmp_path, monkeypatch):
     load_corpus(path, folder=folder)
     source = reading.source_of(path)
     other = (PASSAGES[0]._replace(text=PASSAGES[0].text[::-1]), *PASSAGES[1:])  # as long
+    new = written(tmp_path / "d.jsonl", *other)
     monkeypatch.setattr(store.os, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        load_corpus(written(tmp_path / "d.jsonl", *other), folder=folder)
+        load_corpus(new, folder=folder)
     assert store.open_passages(folder, source) is None
 
 

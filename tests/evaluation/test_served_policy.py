@@ -117,13 +117,16 @@ def test_a_world_is_written_with_its_hops_and_famous_facts(folder):
 
 def test_a_world_replaces_no_file_but_those_of_the_same_world(folder, capsys):
     command = ["data", "world", "--size=40", "--seed=3", "--hops=1", f"--out={folder}"]
+    (folder / "test.jsonl").unlink()  # as if killed before it
+    folder.chmod(0o750)
     assert main([*command, "--famous=0.9"]) == 0  # the same bytes again
+    assert (folder / "test.jsonl").is_file() and folder.stat().st_mode & 0o777 == 0o750
     capsys.readouterr()
     assert main([*command, "--famous=0.8"]) == 2
-    assert "world.json exists, and is not of the world" in capsys.readouterr().err
+    assert "world.json exists, and is not what" in capsys.readouterr().err
     (folder / "train.jsonl").write_text("the user's own")
     assert main([*command, "--famous=0.9"]) == 2
-    assert "train.jsonl exists, and is not of the world" in capsys.readouterr().err
+    assert "train.jsonl exists, and is not what" in capsys.readouterr().err
     assert (folder / "train.jsonl").read_text() == "the user's own"
 
 

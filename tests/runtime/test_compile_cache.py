@@ -18,6 +18,7 @@ from jax_ragrl.cli import main as cli
 from jax_ragrl.runtime import caches, compile_cache
 from jax_ragrl.runtime.caches import draft_folder, remove_drafts
 from jax_ragrl.runtime.compile_cache import compile_seconds, enable_compile_cache, report_compiling
+from jax_ragrl.runtime.jsonl import write_rows
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from tests.tiny import split_policy, tokenizer
 
@@ -243,6 +244,24 @@ def test_only_drafts_of_killed_processes_are_removed(tmp_path: pathlib.Path):
     with draft_folder(tmp_path, "unfinished-") as draft:
         assert names(tmp_path) == [draft.name]
     assert names(tmp_path) == []
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: pathlib.Path):
+    file, link, pipe = (tmp_path / name for name in ("rows.jsonl", "link", "pipe"))
+    file.write_text("former")
+    link.symlink_to(file)
+    (tmp_path / "rows.tmp").write_text("the user's own")
+    before = names(tmp_path)
+    with pytest.raises(TypeError):
+        write_rows(link, iter([{"a": 1}, object()]))
+    assert file.read_text() == "former" and names(tmp_path) == before
+    write_rows(link, [{"a": 1}])
+    assert file.read_text() == '{"a": 1}\n' and link.is_symlink() and names(tmp_path) == before
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_rows(pipe, [{"a": 1}])
+    assert os.read(reader, 99) == b'{"a": 1}\n' and pipe.is_fifo()
+    os.close(reader)
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch):

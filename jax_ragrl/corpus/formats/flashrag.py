@@ -26,6 +26,7 @@ from jax_ragrl.corpus.formats.files import (
     unique,
 )
 from jax_ragrl.errors import UserError
+from jax_ragrl.runtime.caches import draft_file
 from jax_ragrl.types import Passage, Question
 
 EXTRA = ("gold", "steps", "hops", "kind")
@@ -117,7 +118,7 @@ def _record(question: Question) -> dict[str, Any]:
 
 def save_questions(questions: Sequence[Question], path: pathlib.Path | str) -> None:
     """Writes FlashRAG JSON lines; `UserError` if a question's metadata has a name of `EXTRA`."""
-    # All lines are ready before the file is opened: an error leaves no partial file.
     # Parquet has dates among the other fields of a data set.
     lines = [json.dumps(_record(question), default=str) + "\n" for question in questions]
-    pathlib.Path(path).write_bytes("".join(lines).encode("ascii"))
+    with draft_file(pathlib.Path(path)) as draft:
+        draft.write_bytes("".join(lines).encode("ascii"))
