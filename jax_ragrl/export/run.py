@@ -20,6 +20,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.models import initial_models, load_policies, policy_folder
+from jax_ragrl.runtime.caches import DRAFT, draft_folder, write_text
 
 
 def export_run(
@@ -58,37 +59,52 @@ def export_run(
     # Once: a run in training will have a newer checkpoint by the time of the card.
     step = run.open()[1]
     opened = run._replace(name=str(step)) if run.name == NEWEST else run
-    check_new(out)  # before the repository, so that no empty one is left behind
-    target = reserve(push_to, public=public) if push_to else None
-    # On one device, because the run's mesh may need a larger machine. In float32, so that merging
-    # an adapter loses no precision.
-    policies = trained_policies(job, load_policies(job, None, "float32")[0], opened)
-    model = initial_models(job)[name]
-    folder, decoder = policy_folder(model), policies[name]
-    if adapter:
-        base = adapter_base(model, folder, is_published=bool(push_to))
-        result = export_adapter(decoder, out, *base)
-    else:
-        result = export(decoder, out, folder, dtype=dtype)
-    thinks = any(r.thinking for r in job.recipe.system.roles.values() if r.policy == name)
-    if not adapter:
-        set_thinking_default(result.folder, thinking=thinks)
-    if gguf:
-        size = write_gguf(result.folder).stat().st_size
-        result = result._replace(num_bytes=result.num_bytes + size)
-    facts = CardFacts(
-        job=job,
-        values=values,
-        policy=name,
-        base=base_model(model, folder),
-        steps=step,
-        thinking=thinking_of(folder, thinks),
-        # A run need not be evaluated after its newest step; other checkpoints have other scores.
-        result=result_lines(run.folder, None if run.name == NEWEST else step),
-        adapter=adapter,
-        name=target.name if target else out.name,
-    )
-    (result.folder / CARD).write_text(card_text(facts), encoding="utf-8")
+    out, failure = check_new(out), None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # The folder appears with all its files: without the last ones, a policy would be loaded whose
+    # chat template renders other prompts than those of training.
+    with draft_folder(out.parent, DRAFT) as draft:
+        # After the folder, so that no empty repository is left behind.
+        target = reserve(push_to, public=public) if push_to else None
+        # On one device, because the run's mesh may need a larger machine. In float32, so that
+        # merging an adapter loses no precision.
+        policies = trained_policies(job, load_policies(job, None, "float32")[0], opened)
+        model = initial_models(job)[name]
+        folder, decoder = policy_folder(model), policies[name]
+        if adapter:
+            base = adapter_base(model, folder, is_published=bool(push_to))
+            result = export_adapter(decoder, draft / out.name, *base)
+        else:
+            result = export(decoder, draft / out.name, folder, dtype=dtype)
+        thinks = any(r.thinking for r in job.recipe.system.roles.values() if r.policy == name)
+        facts = CardFacts(
+            job=job,
+            values=values,
+            policy=name,
+            base=base_model(model, folder),
+            steps=step,
+            thinking=thinking_of(folder, thinks),
+            # A run need not be evaluated after its newest step; other checkpoints have other
+            # scores.
+            result=result_lines(run.folder, None if run.name == NEWEST else step),
+            adapter=adapter,
+            name=target.name if target else out.name,
+        )
+        try:
+            if not adapter:
+                set_thinking_default(result.folder, thinking=thinks)
+            if gguf:
+                size = write_gguf(result.folder).stat().st_size
+                result = result._replace(num_bytes=result.num_bytes + size)
+            # The name of a folder may be no UTF-8.
+            write_text(result.folder / CARD, card_text(facts), errors="replace")
+        except UserError as error:  # it says what is missing: the weights are whole
+            failure = error
+        if out.exists():
+            out.rmdir()
+        result = result._replace(folder=result.folder.rename(out))
+    if failure:
+        raise failure
     if target is None:
         return result._asdict()
     upload(result.folder, target)

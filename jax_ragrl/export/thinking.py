@@ -47,7 +47,7 @@ def set_thinking_default(folder: Path, *, thinking: bool) -> None:
     if [again.rendered(chat, prompt=True) for chat in CHATS] != prompts:
         _write_template(folder, tokenizer.template)
         raise UserError(
-            f"{folder} is complete, but its chat template has no default that renders the prompts "
+            "the export is complete, but its chat template has no default that renders the prompts "
             f"of training: pass enable_thinking={word} to it, or change its chat_template.jinja"
         )
 

@@ -74,8 +74,8 @@ def _verify(folder: Path, original: Decoder, copy: Decoder) -> ExportResult:
     # `not <=` instead of `>`, so that nan fails.
     if not difference <= TOLERANCE:
         raise UserError(
-            f"{folder} was written but reads back with logits off by {difference:.3g}: "
-            "the disk may be full or failing; delete it and export again"
+            f"the export reads back with logits off by {difference:.3g}: the disk may be full or "
+            "failing; export again, into a new folder"
         )
     return ExportResult(folder, sum(f.stat().st_size for f in folder.iterdir()), difference)
 

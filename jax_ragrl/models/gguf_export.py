@@ -40,7 +40,7 @@ def write_gguf(folder: Path) -> Path:
     scaling = config.rope_scaling
     # Of Llama 3's numbers, a file is read back with the usual ones only.
     if config.sliding_layers or (scaling and scaling != RopeScaling("llama3", scaling.factor)):
-        raise _unsupported(folder, "its sliding layers, or the scaling of its positions,")
+        raise _unsupported("its sliding layers, or the scaling of its positions,")
 
     def stored(name: str) -> np.ndarray:
         return safetensors_io.read(files[name], name, (slice(None),))
@@ -71,7 +71,7 @@ def write_gguf(folder: Path) -> Path:
         for stored_name, name, layer, _ in rows
     ):
         raise UserError(
-            f"{partial} reads back with other values than {folder}: the disk may be full or "
+            f"{FILE} reads back with other values than the weights: the disk may be full or "
             "failing; delete the folder and export again"
         )
     return partial.rename(folder / FILE)
@@ -143,7 +143,7 @@ def _tokenizer(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     ends = raw["eos_token_id"] if isinstance(raw["eos_token_id"], list) else [raw["eos_token_id"]]
     named = {"bos_token_id": raw.get("bos_token_id"), "padding_token_id": raw.get("pad_token_id")}
     if len(ends) > len(gguf_file.ENDS):
-        raise _unsupported(folder, f"a turn that ends with any of {len(ends)} tokens")
+        raise _unsupported(f"a turn that ends with any of {len(ends)} tokens")
     named |= dict(zip(gguf_file.ENDS, ends, strict=False))
     fields = {
         "model": gguf_tokenizer.BYTE_LEVEL,
@@ -158,7 +158,7 @@ def _tokenizer(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
         again = gguf_tokenizer.build_tokenizer(fields | {"pre": rule})
         if _behavior(again) == _behavior(original):
             return fields | {"pre": rule}
-    raise _unsupported(folder, "its tokenizer")
+    raise _unsupported("its tokenizer")
 
 
 def _behavior(tokenizer: Tokenizer) -> tuple[object, ...]:
@@ -170,8 +170,8 @@ def _behavior(tokenizer: Tokenizer) -> tuple[object, ...]:
     return texts, ids, getattr(tokenizer.model, "ignore_merges", None)
 
 
-def _unsupported(folder: Path, what: str) -> UserError:
+def _unsupported(what: str) -> UserError:
     return UserError(
-        f"{folder} is complete but for {FILE}: {what} cannot be written as GGUF here; convert the "
-        "folder with llama.cpp's convert_hf_to_gguf.py"
+        f"the export is complete but for {FILE}: {what} cannot be written as GGUF here; convert "
+        "the folder with llama.cpp's convert_hf_to_gguf.py"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -362,8 +363,12 @@ def _layer_of(stack: Array, layer: Array) -> Array:
 
 
 def check_new(folder: str | Path) -> Path:
-    """`folder` as a path; `UserError` unless it is local, and absent or empty."""
+    """`folder` as a path without a link; `UserError` unless it is local, and absent or empty."""
     folder = local(folder)
+    # It will be replaced by a complete one, beside which that is written.
+    folder = folder.resolve() if folder.is_symlink() else folder
+    if os.path.ismount(folder):
+        raise UserError(f"{folder} is a mounted disk, which nothing replaces: give a folder on it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: choose another")
     return folder

@@ -1,9 +1,11 @@
 """Exports on the Hub: a server on this machine that speaks the Hub's protocol receives them."""
 
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Mapping
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -190,3 +192,17 @@ def test_the_card_of_a_checkpoint_has_the_score_of_its_step(tmp_path, monkeypatc
     monkeypatch.setattr(run, "export", later)  # a run in training has a newer checkpoint soon
     assert main(["export", f"{tmp_path}/run", "--out", f"{out}2", "--dtype", "float32"]) == 0
     assert "| steps | 1, each" in (tmp_path / "out2" / "README.md").read_text()
+
+
+def test_an_interrupted_export_leaves_nothing_and_is_made_again(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path)
+    disk, out = tmp_path / "disk", tmp_path / "out"
+    disk.mkdir()
+    out.symlink_to(disk)
+    before, command = {*tmp_path.iterdir()}, ["export", f"{tmp_path}/run", "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "card_text", Mock(side_effect=KeyboardInterrupt))
+        assert main(command) == 130 and not files(out) and {*tmp_path.iterdir()} == before
+        patch.setattr(os.path, "ismount", lambda path: True)
+        assert main(command) == 2 and "is a mounted disk" in capsys.readouterr().err
+    assert main(command) == 0 and "README.md" in files(disk) and {*tmp_path.iterdir()} == before
