@@ -59,7 +59,8 @@ def export_run(
     # Once: a run in training will have a newer checkpoint by the time of the card.
     step = run.open()[1]
     opened = run._replace(name=str(step)) if run.name == NEWEST else run
-    out, failure = check_new(out), None
+    out = check_new(out)
+    failure: UserError | None = None
     out.parent.mkdir(parents=True, exist_ok=True)
     # The folder appears with all its files: without the last ones, a policy would be loaded whose
     # chat template renders other prompts than those of training.
