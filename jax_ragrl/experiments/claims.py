@@ -144,15 +144,16 @@ def reproduce(
     if any(claim.tests for claim in claims):
         _has_tests()  # an experiment before the tests may take hours
     out.mkdir(parents=True, exist_ok=True)
-    # Several calls fill one file: an experiment may take hours, and tests take seconds.
-    rows = {row["number"]: row for row in load_results(out / "claims.json")}
+    own: dict[int, dict[str, Any]] = {}
     for claim in claims:
-        rows[claim.number] = run_claim(claim, out, seeds, world)
-        # After each claim, so that an interrupted command leaves its results.
+        own[claim.number] = run_claim(claim, out, seeds, world)
+        # After each claim, so that an interrupted command leaves its results. The file is read
+        # now: another call may have added claims during the hours of this experiment.
+        rows = {row["number"]: row for row in load_results(out / "claims.json")} | own
         results = [rows[number] for number in sorted(rows)]
         write_json(out / "claims.json", results)
         write_text(out / "claims.md", page(results))
-    return [rows[claim.number] for claim in claims]
+    return [*own.values()]
 
 
 def load_results(file: pathlib.Path) -> list[dict[str, Any]]:

@@ -182,14 +182,19 @@ def test_results_are_written_after_each_claim_and_kept(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "new" / "claims.json").read_text()) == results
     page = (tmp_path / "new" / "claims.md").read_text()
     assert "new over old" in page and "no command" in page and "`tests/a.py::test_b`" in page
-    monkeypatch.setattr(module, "prove", lambda tests: HOLDS)
+
+    def prove(tests):
+        reproduce([unknown], tmp_path, (0,), 0)  # another call, which ends during this one
+        return HOLDS
+
+    monkeypatch.setattr(module, "prove", prove)
     second, first = (
         Claim(number, "It follows.", "equation 1", tests=("tests/a.py::test_b",))
         for number in (2, 1)
     )
     for one in (second, first, second):
         assert [row["number"] for row in reproduce([one], tmp_path, (0,), 0)] == [one.number]
-    assert [row["number"] for row in load_results(tmp_path / "claims.json")] == [1, 2]
+    assert [row["number"] for row in load_results(tmp_path / "claims.json")] == [1, 2, 3]
 
 
 @pytest.mark.slow
