@@ -80,8 +80,9 @@ class ReplyCache:
             return work(self._connection)
         except sqlite3.Error as error:
             raise UserError(
-                f"{self._file}: the cache of replies cannot be used ({error}): delete the file, or "
-                "set llm.cache (or judge.cache) to False"
+                f"{self._file}: the cache of replies cannot be used ({error}): if the disk is full "
+                "or the file locked, mend that; otherwise move the file away, which holds replies "
+                "that may have cost money, or set llm.cache (or judge.cache) to False"
             ) from error
 
 

@@ -89,9 +89,9 @@ def test_without_a_folder_there_is_no_cache_and_a_damaged_file_is_named(tmp_path
     cache.put(b"key", "reply", {})
     assert cache.get(b"key") is None and not [*tmp_path.iterdir()]
     (tmp_path / FILE).write_bytes(b"no database" * 1000)
-    with pytest.raises(UserError, match=r"llm_cache.sqlite.*delete the file"):
+    with pytest.raises(UserError, match=r"llm_cache.sqlite.*move the file away"):
         ReplyCache(tmp_path / FILE).get(b"key")
-    with serving() as (address, _), pytest.raises(UserError, match="delete the file"):
+    with serving() as (address, _), pytest.raises(UserError, match="move the file away"):
         OpenAILLM("m", address, cache=tmp_path / FILE).complete([asked("q")])
 
 
