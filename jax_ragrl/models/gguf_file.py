@@ -92,9 +92,11 @@ def convert(path: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder.parent, "partial-") as draft:
-            file.write(draft)
+            whole = draft / folder.name  # the mode of a draft is for its owner alone
+            whole.mkdir()
+            file.write(whole)
             try:
-                draft.rename(folder)
+                whole.rename(folder)
             except OSError:
                 # A folder with files in it is not replaced: another process has finished first.
                 if not folder.is_dir():

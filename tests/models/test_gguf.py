@@ -144,6 +144,8 @@ def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(name, tmp_path):
 
 def test_a_chat_is_encoded_and_decoded(tmp_path):
     folder = gguf_file.convert(gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL))
+    (tmp_path / "new").mkdir()
+    assert folder.stat().st_mode == (tmp_path / "new").stat().st_mode, "others share the cache"
     tokenizer = ChatTokenizer.load(folder)
     ids = tokenizer.chat([Message("user", "the 12<|im_end|>")])
     tokens = gguf_models.vocabulary(300)[0]
