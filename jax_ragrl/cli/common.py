@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import pathlib
 from typing import Any, Protocol
 
@@ -56,10 +57,29 @@ def add_fields_option(sub: argparse.ArgumentParser) -> None:
 
 
 def text_file(name: str) -> pathlib.Path:
-    """The path of a file that will be written as text; `UserError` for a compressed one's name."""
+    """The path of a file that will be written as text, maybe after hours.
+
+    `UserError` for the name of a compressed file or of a folder, or if it cannot be written.
+    """
     path = local(name)
     if path.suffix.lower() in (".gz", ".bz2", ".xz", ".zst", ".zip"):
         raise UserError(f"{path} is written uncompressed: give a name without {path.suffix}")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: give the name of a file in it")
+    if path.is_file() or not path.exists():  # not a device
+        output_folder(str(path.parent))
+    return path
+
+
+def output_folder(name: str) -> pathlib.Path:
+    """The path of a folder of results, which may not exist yet; `UserError` if none can be made."""
+    path = local(name)
+    found = next(x for x in (path.absolute(), *path.absolute().parents) if x.exists())
+    if not (found.is_dir() and os.access(found, os.W_OK)):
+        raise UserError(
+            f"{path} cannot be written, since {found} is not a folder that can be written: give "
+            "another path"
+        )
     return path
 
 

@@ -11,6 +11,7 @@ from jax_ragrl.cli.common import (
     MODEL_FORMS,
     AddCommand,
     add_fields_option,
+    output_folder,
     print_json,
     show,
     text_file,
@@ -30,7 +31,7 @@ def add_report(command: AddCommand) -> None:
     folders = "folder of a run or of a table; several: their predictions side by side"
     sub.add_argument("folders", nargs="+", type=local, metavar="FOLDER", help=folders)
     explorer = "file of the explorer (default: explorer.html in the first folder)"
-    sub.add_argument("--explorer", type=local, metavar="FILE", help=explorer)
+    sub.add_argument("--explorer", type=text_file, metavar="FILE", help=explorer)
     live = "serve both pages instead of writing them: they follow the run while it trains"
     sub.add_argument("--serve", action="store_true", help=live)
     sub.add_argument(
@@ -126,12 +127,14 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
     runs = (
         "output folder of TREC run files, one per system: the passages that its searches returned"
     )
-    sub.add_argument("--run-files", type=local, metavar="FOLDER", help=f"{runs}; with --questions")
+    sub.add_argument(
+        "--run-files", type=output_folder, metavar="FOLDER", help=f"{runs}; with --questions"
+    )
     predictions = (
         "output folder of predictions, one file per system: question, answer, passages, trace, "
         "scores and costs, for 'ragrl report FOLDER' (default: --workdir, with --data)"
     )
-    sub.add_argument("--predictions", type=local, metavar="FOLDER", help=predictions)
+    sub.add_argument("--predictions", type=output_folder, metavar="FOLDER", help=predictions)
     sub.add_argument(
         "--workdir",
         type=local,

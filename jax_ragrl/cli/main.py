@@ -75,6 +75,7 @@ DEVICES = (
     "JAX finds no device ({}): install its package (the extras cuda, cuda12 and tpu) and check the "
     "driver (nvidia-smi), or unset JAX_PLATFORMS"
 )
+TEMPORARY = "temporary files have no place ({}): free some space there, or set TMPDIR to a folder"
 # Parts of messages, in lower case, of JAX, NumPy, the system and its loader of libraries.
 LACKING = {
     "can't start new thread": THREADS,
@@ -84,6 +85,7 @@ LACKING = {
     "cannot allocate memory": MEMORY,
     "failed to map segment": MEMORY,
     "unable to initialize backend": DEVICES,
+    "no usable temporary directory": TEMPORARY,
 }
 CLOSED_LOOP = "Event loop is closed"  # the error of asyncio
 CONFIG_OPTION = re.compile(r"--config(\.[^=]+)?")  # without a value

@@ -167,13 +167,16 @@ def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsy
         (ImportError("libx.so: failed to map segment from shared object"), "out of memory (libx"),
         (RuntimeError("can't start new thread"), "no further thread (can't start new thread)"),
         (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "no further thread"),
+        (FileNotFoundError(2, "No usable temporary directory found in ['/t']"), "found in ['/t']"),
     ],
     ids=str,
 )
-def test_a_lack_of_memory_or_threads_is_one_line_with_a_remedy(monkeypatch, capsys, error, message):
+def test_a_lack_of_memory_threads_or_a_place_is_one_line_with_a_remedy(
+    monkeypatch, capsys, error, message
+):
     monkeypatch.setattr(data, "run_world", Mock(side_effect=error))
     line = error_line(capsys, "data", "world", "--out", "w")
-    assert message in line and re.search(r"ragrl config plan|ulimit -u", line)
+    assert message in line and re.search(r"ragrl config plan|ulimit -u|TMPDIR", line)
 
 
 def test_a_platform_without_a_device_is_one_line_with_a_remedy():
@@ -215,6 +218,14 @@ def test_a_number_below_the_least_is_refused(command, capsys):
 )
 def test_text_is_written_under_no_name_of_a_compressed_file(command, capsys):
     assert "is written uncompressed: give a name without ." in error_line(capsys, *command.split())
+
+
+@pytest.mark.parametrize("option", ["out", "run-files", "predictions"])
+def test_a_place_that_cannot_be_written_is_refused_at_the_start(option, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for place in ("file/below", "" if option == "out" else "file"):
+        line = error_line(capsys, "evaluate", "--questions=q", f"--{option}={tmp_path / place}")
+        assert "is a folder: give" in line or "since" in line
 
 
 @pytest.mark.parametrize(
