@@ -117,9 +117,21 @@ find_python() {
 }
 
 make_venv() {
-  local python
-  "$venv/bin/python" -c '' 2>/dev/null && return
-  if [[ -e "$venv" && ! -e "$venv/pyvenv.cfg" ]]; then
+  local python found minor='import sys; print(sys.version_info[:2])'
+  if found=$("$venv/bin/python" -c "$minor" 2>/dev/null); then
+    [[ -z "${PYTHON:-}" || "$("$PYTHON" -c "$minor" 2>/dev/null)" == "$found" ]] ||
+      fail "$venv has $("$venv/bin/python" --version), not the Python that PYTHON=$PYTHON names" \
+        "remove $venv, or set RAGRL_VENV to another folder, or leave PYTHON out"
+    "$venv/bin/python" -c 'import importlib.metadata as m; m.version("pip")' 2>/dev/null && return
+    # Its making was interrupted, uv made it, or its Python was replaced by a newer one, which has none
+    # of the packages.
+    say "adding pip to $venv"
+    rm -f "$venv"/.ragrl-*
+    "$venv/bin/python" -m ensurepip >&2 ||
+      fail "$venv has no pip, and its Python cannot add it" "remove $venv, and run the same command again"
+    return
+  fi
+  if [[ -e "$venv" && ! -e "$venv/pyvenv.cfg" && -n "$(ls -A "$venv")" ]]; then
     fail "$venv exists and is no virtual environment" \
       "remove it, or set RAGRL_VENV to another folder"
   fi

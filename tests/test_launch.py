@@ -186,3 +186,32 @@ def test_the_client_of_hugging_face_accepts_the_job():
     assert ["script", "launch/hf_job.py"] in told
     assert ["volumes", "hf://buckets/OWNER/runs:/runs"] in told
     assert ["env", "CONFIG=configs/c3po.py"] in told
+
+
+# A Python of an environment without pip, until `ensurepip` adds it.
+NO_PIP = """case "$*" in
+*ensurepip*) touch "$0.pip" ;;
+*'version("pip")'*) [[ -e "$0.pip" ]] ;;
+*version_info*) echo VERSION ;;
+esac"""
+
+
+@pytest.mark.parametrize("name", ["", "python-same", "python-other"])
+def test_an_environment_without_pip_gets_it_and_keeps_the_named_python(tmp_path, name):
+    """As one whose making was interrupted, or that uv made."""
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    python, stamp = tmp_path / ".venv" / "bin" / "python", tmp_path / ".venv" / ".ragrl-cpu"
+    write_script(python, NO_PIP.replace("VERSION", "3.12"))
+    stamp.touch()
+    for other, version in (("python-same", "3.12"), ("python-other", "3.13")):
+        write_script(tmp_path / "bin" / other, f"echo {version}")
+    environ = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PYTHON": name,
+        "RAGRL_VENV": "",
+    }
+    command = f'source "{tmp_path}/launch/install.sh"; make_venv'
+    ran = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True)
+    healed = python.with_name("python.pip").exists() and not stamp.exists()
+    assert (ran.returncode, healed) == ((1, False) if name == "python-other" else (0, True))
+    assert ("not the Python that PYTHON=python-other names" in ran.stderr) == (not healed)
