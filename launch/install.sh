@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv and installs one lock file into it; does nothing if that lock is already installed.
 #
-#   launch/install.sh [cpu|cuda|cuda12|tpu|test|auto]     auto (the default) looks for an accelerator
+#   launch/install.sh [cpu|cuda|cuda12|tpu|test|auto ...]     auto (the default) looks for an accelerator
 #
 # PYTHON names the interpreter, RAGRL_VENV a folder instead of .venv, RAGRL_DEVICE the meaning of
 # `auto`. quickstart.sh and test.sh source this file for its functions.
@@ -75,17 +75,18 @@ detect_device() {
 
 # cpu, cuda, cuda12 or tpu, for the requested device.
 resolve_device() {
-  local wanted=${1:-${RAGRL_DEVICE:-auto}} cuda
+  local wanted=${1:-auto} cuda
+  [[ "$wanted" != auto ]] || wanted=${RAGRL_DEVICE:-auto}
   case "$wanted" in
     cpu | cuda12 | tpu) echo "$wanted" ;;
     auto) detect_device ;;
     cuda)
       cuda=$(detect_cuda)
       [[ "$cuda" != too* ]] ||
-        fail "$(driver_too_old)" "update the driver, or use --device cpu"
+        fail "$(driver_too_old)" "update the driver, or use the device cpu"
       echo "${cuda:-cuda}"
       ;;
-    *) fail "unknown device '$wanted'" "use --device cpu, cuda, cuda12, tpu or auto" ;;
+    *) fail "unknown device '$wanted'" "use cpu, cuda, cuda12, tpu or auto" ;;
   esac
 }
 
@@ -230,8 +231,9 @@ install_models() {
 }
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
-  which=${1:-auto}
-  [[ "$which" == test ]] || which=$(resolve_device "${1:-}")
-  install_lock "$which"
+  for which in "${@:-auto}"; do
+    [[ "$which" == test ]] || which=$(resolve_device "$which")
+    install_lock "$which"
+  done
   say "ready: source $venv/bin/activate"
 fi

@@ -215,3 +215,19 @@ def test_an_environment_without_pip_gets_it_and_keeps_the_named_python(tmp_path,
     healed = python.with_name("python.pip").exists() and not stamp.exists()
     assert (ran.returncode, healed) == ((1, False) if name == "python-other" else (0, True))
     assert ("not the Python that PYTHON=python-other names" in ran.stderr) == (not healed)
+
+
+def test_every_device_that_is_named_is_installed(tmp_path):
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    installer = tmp_path / "launch" / "install.sh"
+    before, main = installer.read_text().split("\nif [[", 1)
+    installer.write_text(f'{before}\ninstall_lock() {{ echo "$1"; }}\nif [[{main}')
+
+    def told(*names: str) -> tuple[list[str], str]:
+        environ = os.environ | {"RAGRL_DEVICE": "cpu"}
+        ran = subprocess.run([installer, *names], env=environ, capture_output=True, text=True)
+        return ran.stdout.split(), ran.stderr
+
+    assert told()[0] == told("auto")[0] == ["cpu"]  # the meaning of `auto`
+    assert told("tpu", "test")[0] == ["tpu", "test"]
+    assert told("gpu")[1].endswith("unknown device 'gpu'\n  use cpu, cuda, cuda12, tpu or auto\n")
