@@ -7,7 +7,8 @@
 #       launch/tpu.sh train --config=configs/c3po.py --workdir=/mnt/runs/c3po
 #   NAME=c3po ZONE=us-west4-a launch/tpu.sh delete
 #
-# After Ctrl-C the pod trains on, and the same command watches it again. Further variables:
+# After Ctrl-C the pod trains on, and the same command watches it again; another command is refused
+# while the first one runs. Further variables:
 #
 #   RUNTIME   software of the workers; by default the one for the accelerator
 #   FLAGS     more flags of `gcloud compute tpus queued-resources create`
@@ -31,6 +32,7 @@ done
 (($#)) || fail 'no command of ragrl' "see the first lines of $0"
 command -v gcloud >/dev/null || fail 'gcloud is not in PATH' 'install the Google Cloud CLI, and log in'
 
+printf -v deletion 'NAME=%q ZONE=%q %q delete' "$NAME" "$ZONE" "$0"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -57,7 +59,7 @@ request() {
     v5p-*) runtime=v2-alpha-tpuv5 ;;
     v6e-*) runtime=v2-alpha-tpuv6e ;;
   esac
-  read -ra flags <<<"${FLAGS:-}"
+  read -rd '' -a flags <<<"${FLAGS:-}" || : # all of its lines
   tpu queued-resources create --node-id="$NAME" --accelerator-type="$ACCELERATOR" \
     --runtime-version="${RUNTIME:-$runtime}" ${flags[@]+"${flags[@]}"} ||
     fail "gcloud refused the request for $NAME" 'see its message above; nothing was created'
@@ -66,7 +68,7 @@ request() {
 delete() {
   say "deleting $NAME"
   tpu queued-resources delete --force ||
-    fail "$NAME was not deleted and costs money" "repeat: NAME=$NAME ZONE=$ZONE $0 delete"
+    fail "$NAME was not deleted and costs money" "repeat: $deletion"
 }
 
 # Counts what fails without a run in between: a worker may just be rebooting.
@@ -76,13 +78,14 @@ trouble() {
   ((troubles < 5)) ||
     fail "gave up on $NAME, which still exists and costs money" \
       'see the messages above; then give the same command again,' \
-      "or delete it: NAME=$NAME ZONE=$ZONE $0 delete"
+      "or delete it: $deletion"
 }
 
 # --- what the workers run: their run has the folder ~/ragrl-run ----------------------------------
 
-printf -v run ' %q' "$@"
-printf -v run '%q' "launch/ragrl.sh --device tpu$run; echo \$? >~/ragrl-run/code"
+printf -v words ' %q' "$@"
+printf -v run '%q' "launch/ragrl.sh --device tpu$words; echo \$? >~/ragrl-run/code"
+printf -v words '%q' "ragrl$words"
 # shellcheck disable=SC2016 # the workers expand these
 {
   # The image has Python 3.10; launch/install.sh finds a newer one of uv.
@@ -98,17 +101,20 @@ python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" ||
   begin='mkdir -p ~/ragrl-run && cd ~/jax_ragrl && exec 9>~/ragrl-run/lock || exit
 flock -n 9 || { kill -KILL -- "-$(cat ~/ragrl-run/pid)"; flock -w 60 9; } || exit
 rm -f ~/ragrl-run/code
+printf "%s\n" '$words' >~/ragrl-run/command
 setsid nohup bash -c '$run' >~/ragrl-run/log 2>&1 </dev/null & echo $! >~/ragrl-run/pid'
-  # Prints new, running, lost or the exit code; then the log from a byte on.
+  # Prints new, running, lost, the exit code or the other command that runs; then the log from a byte on.
   look='cd ~/ragrl-run 2>/dev/null || { echo new; exit; }
+if [ "$(cat command)" != '$words' ]; then
+  flock -n lock true && echo new || cat command
+  exit
+fi
 if flock -n lock true; then cat code 2>/dev/null || echo lost; else echo running; fi
 [ ! -e log ] || tail log -c +'
 }
 
 start() {
   say "installing on the workers of $NAME"
-  git ls-files -z --cached --others --exclude-standard | tar -czf "$scratch/ragrl.tgz" --null -T - ||
-    fail 'could not pack this checkout' 'it has to be a clone of git; restore or commit deleted files'
   byte=1
   if ! gcloud compute tpus tpu-vm scp "$scratch/ragrl.tgz" "$NAME:" --zone="$ZONE" --quiet --worker=all ||
     ! on all "$install"; then
@@ -140,6 +146,8 @@ tend() {
     new) start "$@" ;;
     143) start "$@" ;; # asked to stop, by a notice of maintenance or preemption
     0) delete && say 'the run is finished' && exit ;;
+    ragrl*) fail "$NAME runs another command: $status" \
+      "give that one to watch it, or another NAME, or delete it: $deletion" ;;
     2) delete && fail 'ragrl ended with a user error' 'see its last line above' ;;
     *)
       say "the run crashed ($status)"
@@ -153,7 +161,11 @@ if [[ "$*" == delete ]]; then
   delete
   exit
 fi
-trap 'say "$NAME trains on: the same command watches it again, \"$0 delete\" deletes it"; exit 130' INT
+trap 'say "$NAME trains on: the same command watches it again, and this deletes it: $deletion"; exit 130' INT
+git ls-files -z --cached --others --exclude-standard | tar -czf "$scratch/ragrl.tgz" --null -T - ||
+  fail 'could not pack this checkout' 'it has to be a clone of git; restore or commit deleted files'
+[[ -n "${SETUP:-}" ]] ||
+  say "SETUP is not set: a --workdir that it does not mount is on the disk of $NAME, and deleted with it"
 former=''
 while :; do
   now=$(state)
@@ -165,7 +177,7 @@ while :; do
     SUSPENDED) delete ;; # preempted; a request cannot become active twice
     FAILED)
       tpu queued-resources describe --format='value(state.failedData.error.message)' >&2 || :
-      fail "the request for $NAME failed" "delete it: NAME=$NAME ZONE=$ZONE $0 delete" \
+      fail "the request for $NAME failed" "delete it: $deletion" \
         'then ask for another ACCELERATOR, ZONE or quota'
       ;;
     UNKNOWN) trouble "gcloud does not tell the state of $NAME" ;;

@@ -171,6 +171,13 @@ def test_an_installation_that_fails_ends_with_what_to_do(tmp_path: pathlib.Path,
     assert start_tpu(cloud, checkout, "delete").wait(60) == 0 and not cloud.states_file.exists()
 
 
+def test_a_checkout_that_cannot_be_packed_requests_no_pod(tmp_path: pathlib.Path, cloud: Cloud):
+    checkout = small_checkout(tmp_path / "checkout")
+    shutil.rmtree(checkout / ".git")
+    output = start_tpu(cloud, checkout, "train").communicate(timeout=60)[0]
+    assert "it has to be a clone of git" in output and not cloud.calls_file.exists()
+
+
 def test_the_same_command_watches_a_run_that_goes_on(tmp_path: pathlib.Path, cloud: Cloud):
     go_on = tmp_path / "go-on"
     write_script(
@@ -184,7 +191,10 @@ def test_the_same_command_watches_a_run_that_goes_on(tmp_path: pathlib.Path, clo
         assert first.poll() is None
     first.kill()
     first.communicate(timeout=60)
-    second = start_tpu(cloud, checkout, "train")
+    other = start_tpu(cloud, checkout, "train", "--x=a b")
+    assert "pod runs another command: ragrl train\n" in other.communicate(timeout=60)[0]
+    assert other.returncode == 1 and cloud.states_file.exists()
+    second = start_tpu(cloud, checkout, "train", SETUP=":")
     assert second.stdout is not None and "ACTIVE" in second.stdout.readline()
     go_on.touch()
     output = second.communicate(timeout=240)[0]
