@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 
 FILE = pathlib.Path(__file__).parents[2] / "launch" / "papers.toml"
 SERVER, PLAN = "server", "plan"  # runs in the background; runs only if it is named
+# Whether a server answers: curl may be missing, and a proxy of the environment does not know it.
+ASK = """python 2>/dev/null -c 'import urllib.request as r
+r.build_opener(r.ProxyHandler({{}})).open("http://localhost:{port}/v1/models", timeout=9)'"""
 VARIABLES = ("flashrag", "musique", "two", "hotpot", "data", "search")  # of the shell
 
 
@@ -82,6 +85,11 @@ def stages(name: str, *, toy: bool = False, whole: bool = False) -> list[Stage]:
 
 def script(name: str, chosen: list[str], *, toy: bool) -> str:
     """A bash script of some stages, in their order; of all but the plan by default."""
+    if special := re.search(r"[^\w@%+=:./-]", out := os.environ.get("RUNS", "")):
+        raise SystemExit(
+            f"error: RUNS is {out!r}, but the commands would split it at {special[0]!r}: give a "
+            "path of letters, digits and ./_-, such as that of a link to it"
+        )
     known = stages(name, toy=toy)
     wanted = chosen or [stage.name for stage in known if stage.name != PLAN]
     if unknown := set(wanted) - {stage.name for stage in known}:
@@ -101,8 +109,9 @@ def script(name: str, chosen: list[str], *, toy: bool) -> str:
         assert port, "the command of a server names its port"
         lines += [
             f"{stage.command} & server=$!",
-            f"until curl -sf http://localhost:{port[1] or port[2]}/v1/models >/dev/null; do",
-            "  kill -0 $server; sleep 0.5",
+            f"until {ASK.format(port=port[1] or port[2])}; do",
+            "  kill -0 $server 2>/dev/null || { echo 'error: the server has ended' >&2; exit 1; }",
+            "  sleep 0.5",
             "done",
         ]
     return "\n".join(lines)

@@ -1,10 +1,12 @@
 """The commands of launch/papers.toml parse, their configs load, and they run with stand-ins."""
 
+import http.server
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import papers
 import pytest
@@ -76,6 +78,37 @@ def test_stages_may_follow_the_option_and_an_unknown_one_is_named():
     run = [sys.executable, papers.__file__, "coda", "--toy", "index", "evaluate"]
     text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     assert "ragrl data index" in text and "ragrl evaluate" in text and "ragrl train" not in text
+
+
+def test_a_folder_whose_name_the_commands_would_split_is_refused(monkeypatch):
+    monkeypatch.setenv("RUNS", "/my runs")
+    with pytest.raises(SystemExit, match="RUNS is '/my runs', but the commands would split it at"):
+        papers.script("coda", [], toy=True)
+    monkeypatch.setenv("RUNS", "/läufe/a-1")
+    assert "--out /läufe/a-1/toy/coda/index" in papers.script("coda", ["index"], toy=True)
+
+
+def test_a_download_that_ended_half_way_is_completed(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        (tmp_path / "data" / f"part_a{name}").write_text(name)
+    command = next(x.command for x in papers.stages("coda") if x.name == "download")
+    failing = 'cat() { command cat "$1"; return 1; }'
+    run = lambda first: subprocess.run(  # noqa: E731
+        ["bash", "-ec", f"hf() {{ :; }}; {first}\n{command}"], cwd=tmp_path
+    )
+    assert run(failing).returncode == 1 and run("").returncode == run("").returncode == 0
+    assert (tmp_path / "data" / "e5_Flat.index").read_text() == "ab"
+
+
+def test_a_server_is_awaited_without_curl_and_past_a_proxy():
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request).start()
+        folder = pathlib.Path(sys.executable).parent
+        here = {"PATH": f"{folder}:{os.environ['PATH']}", "http_proxy": "http://127.0.0.1:9"}
+        ask = papers.ASK.format(port=server.server_port).replace("v1/models", "")
+        assert subprocess.run(["bash", "-c", ask], env=os.environ | here).returncode == 0
+    assert subprocess.run(["bash", "-c", ask], env=os.environ | here).returncode == 1
 
 
 @pytest.mark.slow
