@@ -12,7 +12,8 @@ out=${1:-runs/figures}
 python=${PYTHON:-.venv/bin/python}
 mkdir -p "$out"
 # The largest measurement needs more than JAX's default of three quarters of 80 GB.
-export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
+[[ -n "${XLA_CLIENT_MEM_FRACTION:-}" ]] || # JAX refuses both names
+  export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
 
 measure() {
   local file=$out/$1.json start=$SECONDS

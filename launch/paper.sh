@@ -12,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v ragrl >/dev/null || PATH=${RAGRL_VENV:-.venv}/bin:$PATH
 command -v ragrl >/dev/null || { echo "error: ragrl is not installed: run launch/install.sh" >&2; exit 1; }
 # As launch/figures.sh: policies of 7B and an index need more than JAX's default, three quarters of a GPU.
-export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
+[[ -n "${XLA_CLIENT_MEM_FRACTION:-}" ]] || # JAX refuses both names
+  export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
 script=$(python docs/_ext/papers.py "$@")
 exec bash -c "$script"

@@ -55,6 +55,8 @@ GPUS = {
 }
 # In GiB, by the compiler's name of the kind.
 TPU_MEMORY = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32, "TPU7x": 96}
+# Variables of JAX, the second one deprecated.
+MEMORY_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -88,7 +90,9 @@ def describe_devices(topology: str) -> list[Any]:
     `UserError` if the name is unknown, or libtpu or JAX's CUDA plugin is missing.
     """
     try:
-        if gpus := re.fullmatch(rf"({'|'.join(GPUS)})(?::(\d+))?", topology):
+        if not topology:
+            raise ValueError("the name is empty")  # libtpu would describe a TPU v2
+        if gpus := re.fullmatch(rf"({'|'.join(GPUS)})(?::([1-9]\d*))?", topology):
             name, place, platform = gpus[1], f"1x1x{gpus[2] or 1}", "cuda"
             target = TARGET.format(chip=GPUS[name], name=name)
             options = {"target_config": target, "topology": place}
@@ -114,10 +118,17 @@ def is_gpu(device: Any) -> bool:
 def memory_of(device: Any) -> int | None:
     """Returns the bytes that JAX may use of a described device; None if its kind is unknown.
 
-    By default JAX uses three quarters of a GPU's memory; `XLA_PYTHON_CLIENT_MEM_FRACTION` changes
-    the share.
+    By default JAX uses three quarters of a GPU's memory; the variables `MEMORY_SHARE` change it.
+    `UserError` if they give no share.
     """
     if device.device_kind in GPUS:
-        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
+        text = next(filter(None, map(os.environ.get, MEMORY_SHARE)), "0.75")
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            names = " or ".join(MEMORY_SHARE)
+            raise UserError(f"{names} is {text!r}: give a share above 0 and up to 1, such as 0.92")
         return int(GPUS[device.device_kind].memory * share)
     return TPU_MEMORY.get(device.device_kind, 0) * 2**30 or None

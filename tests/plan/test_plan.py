@@ -321,7 +321,7 @@ def test_the_default_architecture_is_that_of_the_policy(monkeypatch, capsys):
     assert "give --shape NAME, or --config.policy=FOLDER" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["v5e:banana", "h100:many", "b9000:8"])
+@pytest.mark.parametrize("name", ["v5e:banana", "h100:many", "b9000:8", "h100:0", ""])
 def test_an_unknown_topology_is_refused(name):
     with pytest.raises(UserError, match=f"'{name}'.*v5e:4x4.*h100:8"):
         describe_devices(name)
@@ -345,8 +345,15 @@ def test_a_described_chip_is_one_device(monkeypatch, name, options):
 def test_the_memory_of_a_gpu_is_the_share_of_jax(monkeypatch):
     device = types.SimpleNamespace(device_kind="h200")
     assert memory_of(device) == GPUS["h200"].memory * 3 // 4
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    assert memory_of(device) == GPUS["h200"].memory // 2
+    # An empty value is none, as for JAX.
+    for old, new, share in (("0.5", "", 2), ("", "0.25", 4)):
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", old)
+        monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", new)
+        assert memory_of(device) == GPUS["h200"].memory // share
+    for text in ("92", "92%", "0", "nan"):
+        monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", text)
+        with pytest.raises(UserError, match=f"FRACTION is '{text}': give a share above 0"):
+            memory_of(device)
     assert memory_of(types.SimpleNamespace(device_kind="cpu")) is None
 
 
