@@ -77,9 +77,12 @@ def make_mesh(
         others = math.prod(n for n in sizes if n != -1)
         sizes = tuple(len(devices) // max(others, 1) if n == -1 else n for n in sizes)
     if len(sizes) != len(MESH_AXES) or min(sizes) < 1 or math.prod(sizes) != len(devices):
+        multiple = "a multiple of " if -1 in shape else ""
+        needed = math.prod(n for n in shape if n != -1)
         raise UserError(
-            f"mesh {tuple(shape)} over (data, fsdp, tensor) needs {math.prod(sizes)} devices but "
-            f"there are {len(devices)}: choose three factors of {len(devices)}"
+            f"mesh {tuple(shape)} over (data, fsdp, tensor) needs {multiple}{needed} devices but "
+            f"there are {len(devices)}: choose three factors of {len(devices)}, of which one, or "
+            "the first two, may be -1"
         )
     auto = (AxisType.Auto,) * len(MESH_AXES)
     return Mesh(device_array(sizes, devices), MESH_AXES, axis_types=auto)

@@ -95,8 +95,9 @@ def test_impossible_rules_are_refused(axes, rules, words):
 
 
 def test_a_mesh_uses_all_devices_and_data_takes_what_a_width_leaves():
-    with pytest.raises(UserError, match=r"needs 6 devices but there are 8"):
-        make_mesh((1, 3, 2))
+    for shape, needed in (((1, 3, 2), "6"), ((1, 16, -1), "a multiple of 16"), ((2, -1), "a.* 2")):
+        with pytest.raises(UserError, match=f"needs {needed} devices but there are 8: choose"):
+            make_mesh(shape)
     assert dict(make_mesh((1, -1, 2)).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
     assert make_mesh((-1, -1, 2), width=256).devices.shape == (2, 2, 2)
     assert make_mesh((-1, -1, 1), width=64).devices.shape == (8, 1, 1)
