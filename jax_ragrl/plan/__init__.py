@@ -107,7 +107,8 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       largest update and the largest rollout. `fits`: whether the peak is below the memory of a
       device; None if this is unknown. If something is uncounted, `fits` can be False, but not True.
       `passes`, `programs`, `compile_s`, `checkpoint_bytes` and `speed`: see `plan/speed.py`;
-      devices without a data sheet have no `speed`.
+      devices without a data sheet have no `speed`. `changes`: keys of the config to set, so that a
+      run uses what is planned: without a mesh it would use one device.
 
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
@@ -148,6 +149,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "peak_bytes": peak,
         "memory_bytes": memory,
         "fits": peak < memory if memory and is_certain else None,
+        "changes": {"mesh": tuple(mesh.shape.values())} if not run.mesh and mesh.size > 1 else {},
         **_speed(run, policies, update, sampling, mesh),
     }
 

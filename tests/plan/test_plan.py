@@ -87,6 +87,17 @@ def test_the_state_is_weights_moments_and_a_reference():
     assert result["fits"] is None and result["memory_bytes"] is None
 
 
+def test_a_plan_names_the_mesh_that_a_run_without_one_would_not_use(monkeypatch):
+    sizes = {"bytes": 0, "weight_bytes": 0}
+    monkeypatch.setattr("jax_ragrl.plan._programs", lambda *_: (sizes, sizes))
+    monkeypatch.setattr("jax_ragrl.plan._speed", lambda *_: {})
+    changes = [
+        plan(dataclasses.replace(RUN, mesh=mesh), SMALL, jax.devices()[:count])["changes"]
+        for mesh, count in (((), 8), ((), 1), ((-1, 2, 1), 8))
+    ]
+    assert changes == [{"mesh": (8, 1, 1)}, {}, {}]
+
+
 def test_a_rollout_copies_weights_and_caches_all_siblings():
     """The copies are in the compute dtype, and only tensor parallelism splits them."""
     one, more = plan_with()["sampling"], plan_with(width=64, learners=ABC)["sampling"]
