@@ -126,7 +126,14 @@ def run_plan(options: argparse.Namespace) -> None:
         raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")
     # Wrong numbers are refused before anything is compiled.
     counts = parse_numbers(options.simulate) if options.simulate else []
-    work, config = parse_workload(options.workload), config_named(name)
+    if min(counts, default=1) < 1:
+        raise UserError(f"--simulate={options.simulate}: give numbers of devices from 1")
+    if options.workload and not counts:
+        raise UserError("--workload describes a simulated step: give --simulate=DEVICES too")
+    given = {"staleness": run.staleness}
+    if questions := values.get("run", {}).get("questions_per_step"):
+        given["questions"] = questions
+    work, config = parse_workload(options.workload, **given), config_named(name)
     devices = describe_devices(options.topology)
     if options.fit:
         result = fit(run, config, len(devices), lambda run: plan(run, config, devices))

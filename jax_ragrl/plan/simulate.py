@@ -73,19 +73,24 @@ class Workload:
             raise UserError(f"workload staleness={self.staleness} is neither 0 nor 1")
 
 
-def parse_workload(text: str) -> Workload:
-    """Parses a workload such as `questions=48,tokens=110`; `UserError` if it is not valid."""
+def parse_workload(text: str, **given: float) -> Workload:
+    """Parses a workload such as `questions=48,tokens=110`; `UserError` if it is not valid.
+
+    Numbers that a config has are `given`, in place of their defaults.
+    """
     names = [field.name for field in dataclasses.fields(Workload)]
-    values = {}
+    values = dict[str, float]()
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
+        if name in values:
+            raise UserError(f"workload {name} has two values: give one of them")
         try:
             values[name] = float(number)
         except ValueError:
             raise UserError(f"workload {part!r} has no number: write NAME=NUMBER") from None
         if name not in names:
             raise UserError(f"no workload number {name!r}: use {', '.join(names)}")
-    return Workload(**values)
+    return Workload(**{**given, **values})
 
 
 def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str, Any]:

@@ -114,6 +114,7 @@ def test_stale_rollouts_hide_the_shorter_of_waiting_and_updates():
         ("questions=x", "'questions=x' has no number"),
         ("banana=1", "no workload number 'banana': use questions"),
         ("tokens=0", "tokens=0.0 is out of range"),
+        ("tokens=5,llm=1,tokens=7", "tokens has two values"),
         ("llm=-1", "llm=-1.0 is out of range"),
         ("host=nan", "host=nan is out of range"),
         ("efficiency=2", "efficiency=2.0 exceeds the data sheet"),
@@ -127,6 +128,8 @@ def test_a_wrong_workload_is_refused(text, message):
 def test_a_workload_is_read_by_name():
     assert parse_workload("") == Workload()
     assert parse_workload("tokens=7,llm=.5") == Workload(tokens=7, llm=0.5)
+    own = parse_workload("questions=2", questions=48, staleness=1)  # those of a config
+    assert own == Workload(questions=2, staleness=1)
 
 
 def test_devices_that_cannot_be_simulated_are_refused():
@@ -242,7 +245,14 @@ def test_the_command_simulates_and_prints_text_or_json(monkeypatch, capsys):
                "--topology=v5e:2x4", "--simulate=8,32", "--workload=questions=64"]  # fmt: skip
     assert main([*command, "--json"]) == 0
     assert [step["devices"] for step in json.loads(capsys.readouterr().out)["steps"]] == [8, 32]
+    assert main([*command[:-1], "--json"]) == 0  # questions of the config
+    own = simulate(planned(), Workload(questions=14), 8)
+    assert json.loads(capsys.readouterr().out)["steps"][0] == own
     assert main(command) == 0
     assert capsys.readouterr().out.count("\n") == len(plan_text(planned()).splitlines()) + 4
     assert main([*command, "--workload=tokens=none"]) == 2
     assert "write NAME=NUMBER" in capsys.readouterr().err
+    assert main([*command, "--simulate="]) == 2
+    assert "give --simulate=DEVICES too" in capsys.readouterr().err
+    assert main([*command, "--simulate=8,0"]) == 2
+    assert "--simulate=8,0: give numbers of devices from 1" in capsys.readouterr().err
