@@ -111,7 +111,7 @@ def run_plan(options: argparse.Namespace) -> None:
     from jax_ragrl.plan.simulate import parse_workload, simulate
     from jax_ragrl.plan.text import plan_text
     from jax_ragrl.runtime.topology import describe_devices
-    from jax_ragrl.validation.config import RUN, kind_of
+    from jax_ragrl.validation.config import RUN, kind_of, plan_problems
 
     values = load_config(None, options.config)
     if (kind := kind_of(values).name) != RUN:
@@ -121,6 +121,8 @@ def run_plan(options: argparse.Namespace) -> None:
             "Supervised training has the policy and its optimizer alone, no critic, reference or "
             "sampler"
         )
+    if found := plan_problems(values):
+        raise UserError(*found)
     run, name = build(PlanConfig, plan_values(values)), options.shape or values.get("policy")
     if not name:
         raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")

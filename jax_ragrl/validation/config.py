@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,6 +20,7 @@ from jax_ragrl.warmstart.finetune import Finetune, load_finetune
 from jax_ragrl.warmstart.warmup import Warmup, load_warmup
 
 RUN, RECIPE = "run", "recipe"
+UNNAMED = "to-be-named"
 # The keys that `load_recipe` reads before the rest becomes a dataclass, and their descriptions.
 RECIPE_KEYS = {
     "system": "the name of a system, or the dotted name of a module of one's own.",
@@ -85,6 +88,21 @@ def config_problems(values: Mapping[str, Any]) -> list[str]:
     except UserError as error:
         return [str(error)]
     return []
+
+
+def plan_problems(values: Mapping[str, Any]) -> list[str]:
+    """Returns the problems of a run's config that a plan need not wait for.
+
+    These are all but texts that are still to be named (None) and keys that are missing.
+    """
+    named = copy.deepcopy(dict(values))
+    for key in keys_of(values):
+        *path, name = key.name.split(".")
+        section = functools.reduce(lambda section, part: section.get(part, {}), path, named)
+        if key.value is None and key.type == "str" and name in section:
+            section[name] = UNNAMED
+    waiting = ("missing config key", UNNAMED)
+    return [x for x in config_problems(named) if not any(word in x for word in waiting)]
 
 
 def _recipe_problems(values: Mapping[str, Any]) -> list[str]:

@@ -256,3 +256,21 @@ def test_the_command_simulates_and_prints_text_or_json(monkeypatch, capsys):
     assert "give --simulate=DEVICES too" in capsys.readouterr().err
     assert main([*command, "--simulate=8,0"]) == 2
     assert "--simulate=8,0: give numbers of devices from 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("compute_dtype=float8", "compute_dtype is 'float8': use one of float32, bfloat16"),
+        ("run.steps=-5", "config.run.steps is -5"),
+        ("run.staleness=1", "objective.importance_weight_cap is 0"),
+    ],
+)
+def test_what_a_run_refuses_is_not_planned(key, message, monkeypatch, capsys):
+    """With a config that still has to name its data, policy and encoder."""
+    monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", lambda _: [None] * 8)
+    monkeypatch.setattr("jax_ragrl.plan.plan", lambda *_: planned())
+    command = ["config", "plan", f"--config={CONFIGS / 'c3po.py'}", "--shape=tiny", "--topology=x"]
+    assert main(command) == 0 and capsys.readouterr().err == ""
+    assert main([*command, f"--config.{key}"]) == 2
+    assert message in capsys.readouterr().err
