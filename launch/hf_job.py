@@ -17,5 +17,7 @@ import sys
 from jax_ragrl.cli.main import main
 
 if __name__ == "__main__":
+    if missing := [name for name in ("CONFIG", "RUN") if not os.environ.get(name)]:
+        sys.exit(f"error: {missing[0]} is not set: add --env {missing[0]}=VALUE before the script")
     options = [f"--config={os.environ['CONFIG']}", f"--workdir=/runs/{os.environ['RUN']}"]
     sys.exit(main(["train", *options, *sys.argv[1:]]))

@@ -155,6 +155,10 @@ def test_a_job_of_hugging_face_trains_with_its_variables_and_arguments(monkeypat
     assert end.value.code == 3
     options = ["--config=configs/c3po.py", "--workdir=/runs/one", "--config.run.steps=2"]
     assert calls == [["train", *options]]
+    monkeypatch.setenv("RUN", "")  # the whole bucket
+    with pytest.raises(SystemExit, match="error: RUN is not set"):
+        runpy.run_path(str(LAUNCH / "hf_job.py"), run_name="__main__")
+    assert len(calls) == 1
 
 
 def test_a_job_of_hugging_face_declares_what_the_package_offers():
