@@ -6,7 +6,7 @@
 # PYTHON names the interpreter (.venv's by default). Tunix is measured too if it is installed, and
 # PyTorch with Transformers if it is installed for this machine's GPU.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=${1:-runs/figures}
 python=${PYTHON:-.venv/bin/python}

@@ -6,7 +6,7 @@
 # PYTHON names the interpreter, RAGRL_VENV a folder instead of .venv, RAGRL_DEVICE the meaning of
 # `auto`. quickstart.sh and test.sh source this file for its functions.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${RAGRL_VENV:-.venv}
 [[ "$venv" == /* ]] || venv=$PWD/$venv

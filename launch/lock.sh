@@ -5,7 +5,7 @@
 #   launch/lock.sh --upgrade              takes the newest of everything
 #   launch/lock.sh --upgrade-package jax  takes the newest of one
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if ! command -v uv >/dev/null; then
   echo "error: uv is not on the PATH: run 'pip install uv'" >&2

@@ -8,7 +8,7 @@
 # command runs with stand-ins on a CPU, in minutes: a generated corpus, the tiny policy, BM25, and a
 # server of fixed replies. Results go to runs/, or to the folder that RUNS names.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v ragrl >/dev/null || PATH=${RAGRL_VENV:-.venv}/bin:$PATH
 command -v ragrl >/dev/null || { echo "error: ragrl is not installed: run launch/install.sh" >&2; exit 1; }
 # As launch/figures.sh: policies of 7B and an index need more than JAX's default, three quarters of a GPU.

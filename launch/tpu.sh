@@ -16,7 +16,7 @@
 #   RESTARTS  how often a run that crashed is started again (3)
 #   POLL      seconds between two looks at the pod (30)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf 'tpu.sh: %s\n' "$*" >&2; }
 fail() {

@@ -252,3 +252,19 @@ def test_every_device_that_is_named_is_installed(tmp_path):
     assert told()[0] == told("auto")[0] == ["cpu"]  # the meaning of `auto`
     assert told("tpu", "test")[0] == ["tpu", "test"]
     assert told("gpu")[1].endswith("unknown device 'gpu'\n  use cpu, cuda, cuda12, tpu or auto\n")
+
+
+def test_scripts_find_their_checkout_whatever_cd_searches(tmp_path):
+    shutil.copytree(LAUNCH, tmp_path / "checkout" / "launch")
+    (tmp_path / "other" / "launch").mkdir(parents=True)
+    ran = subprocess.run(
+        ["bash", "-c", "source launch/install.sh; pwd"],
+        cwd=tmp_path / "checkout",
+        env=os.environ | {"CDPATH": str(tmp_path / "other")},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == f"{tmp_path / 'checkout'}\n"
+    scripts = [file.read_text() for file in LAUNCH.glob("*.sh")]
+    lines = [line for text in scripts for line in text.splitlines() if " cd " in f" {line}"]
+    assert all(line.startswith("CDPATH='' cd ") for line in lines if "dirname" in line)
