@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -98,8 +97,11 @@ def plan_problems(values: Mapping[str, Any]) -> list[str]:
     named = copy.deepcopy(dict(values))
     for key in keys_of(values):
         *path, name = key.name.split(".")
-        section = functools.reduce(lambda section, part: section.get(part, {}), path, named)
-        if key.value is None and key.type == "str" and name in section:
+        section: Any = named
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        # A section may be of a wrong type, which the problems name.
+        if isinstance(section, dict) and section.get(name, "") is None and key.type == "str":
             section[name] = UNNAMED
     waiting = ("missing config key", UNNAMED)
     return [x for x in config_problems(named) if not any(word in x for word in waiting)]
