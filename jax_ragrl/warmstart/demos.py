@@ -199,7 +199,6 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     data = batches(demos, run.batch_size, run.seed)
     identity = identity_of(run.policy, demos)
     policy = train_supervised(policy, data, encode, steps, out, identity, run.save_every)
-    save_finetuned(trained_decoder(policy), tokenizer, out)
     rows = [record.fields for record in read_records(out / "metrics.jsonl")]
     losses = [row["loss"] for row in rows if "loss" in row] or [None]
     summary = {
@@ -211,4 +210,6 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
         "checkpoint": str(out / MODEL),
     }
     write_json(out / "summary.json", summary)
+    # Last: a folder with a model is finished, and the same command refuses it.
+    save_finetuned(trained_decoder(policy), tokenizer, out)
     return summary
