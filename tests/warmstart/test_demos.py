@@ -20,7 +20,7 @@ from jax_ragrl.rollout.llm_policy import LLMActionSampler, conversation
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.run.models import load_policy
 from jax_ragrl.types import Message
-from jax_ragrl.warmstart import finetune
+from jax_ragrl.warmstart import demos, finetune
 from jax_ragrl.warmstart.demos import Demo, DemoData, WarmStart, load_demos, warm_start
 from tests.tiny import saved_policy, tokenizer
 from tests.warmstart.test_expert_pool import ScriptedLLM
@@ -132,6 +132,10 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypa
     with pytest.raises(UserError, match="other examples .*another --out"):
         warm_start(config, tmp_path / "cut")
     write(tmp_path / "d.jsonl", *rows, long)
+    with monkeypatch.context() as patch:  # and once more, after the last step
+        patch.setattr(demos, "write_json", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            warm_start(config, tmp_path / "cut")
     assert warm_start(config, tmp_path / "cut") == full | {
         "checkpoint": str(tmp_path / "cut" / "checkpoint")
     }
