@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import difflib
 import faulthandler
+import io
 import os
 import pathlib
 import re
@@ -102,6 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hasattr(signal, "SIGUSR1") and sys.__stderr__:
         # `kill -USR1 PID` prints the stack of a process that hangs.
         faulthandler.register(signal.SIGUSR1, sys.__stderr__)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A name or a text that the terminal's encoding lacks ends no command after its work.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
         with ends_on_sigterm(), heartbeat(options.name or "ragrl"):

@@ -103,9 +103,7 @@ def run_search(options: argparse.Namespace) -> None:
         return
     for (name, text), result in zip(queries, results, strict=True):
         for line in _print_lines(name, text, result, options.json, len(queries) > 1):
-            # Characters that the output cannot encode become `?`.
-            encoding = sys.stdout.encoding or "utf-8"
-            show(line.encode(encoding, "replace").decode(encoding))
+            show(line)
     # Every query has its line before the command fails.
     if all(isinstance(result, EffectError) for result in results):
         raise EffectError(str(results[0]))

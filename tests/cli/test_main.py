@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import io
 import json
 import os
 import pathlib
@@ -381,6 +382,15 @@ def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
     assert "the shipped policy answers from the synthetic corpus" in capsys.readouterr().err
     assert main(["ask", "Who?", f"--config={CONFIG}"]) == 2
     assert capsys.readouterr().err == "ragrl: stop\n"
+
+
+def test_a_text_that_the_terminal_lacks_is_shown_escaped(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    command = argparse.Namespace(name="", run=lambda _: print("€ \udcff é"))
+    monkeypatch.setattr("jax_ragrl.cli.main._parse", lambda _: command)
+    assert main([]) == 0
+    assert out.buffer.getvalue() == b"\\u20ac \\udcff \xe9\n"
 
 
 def test_a_start_imports_what_it_needs():
