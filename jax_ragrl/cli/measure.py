@@ -17,7 +17,6 @@ from jax_ragrl.cli.common import (
     AddCommand,
     add_fields_option,
     parse_numbers,
-    text_file,
 )
 from jax_ragrl.config.arguments import amount, natural, positive
 from jax_ragrl.config.schema import local
@@ -85,7 +84,7 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--candidates", type=natural, default=0, help=candidates)
     kind.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
     out = "write the table to OUT.json and OUT.md"
-    kind.add_argument("--out", type=text_file, metavar="OUT", help=out)
+    kind.add_argument("--out", type=local, metavar="OUT", help=out)
     kind.add_argument(
         "--workdir",
         type=local,

@@ -19,11 +19,10 @@ from jax_ragrl.runtime.progress import progress
 from jax_ragrl.training.trackers import Trackers
 
 # Where torch is installed, tensorboardX imports it, for seconds, and for nothing that is used here.
-if is_without_torch := "torch" not in sys.modules:
-    sys.modules["torch"] = None  # type: ignore[assignment]
-import tensorboardX
+sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+import tensorboardX  # noqa: E402
 
-if is_without_torch:
+if sys.modules["torch"] is None:
     del sys.modules["torch"]
 
 METRICS, TREES = "metrics.jsonl", "trees.jsonl"
