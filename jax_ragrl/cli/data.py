@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jax_ragrl.cli.common import AddCommand, add_fields_option, parse_numbers, print_json, text_file
 from jax_ragrl.config.arguments import natural
@@ -187,11 +187,15 @@ def run_index(options: argparse.Namespace) -> None:
         result = update_index(options.out, options.add, options.remove)
     elif not options.corpus:
         raise UserError("there is nothing to index: give --corpus, or --add and --remove")
-    elif (section := section_of(vars(options))) is not None:
-        paths = (options.corpus, options.questions, options.qrels)
-        result = build_folder(section, *paths, reading=_reading(options))
     else:
-        result = _index_vectors(options)
+        prefixes = {name: getattr(options, name) for name in ("query_prefix", "passage_prefix")}
+        result = build_folder(
+            section_of(vars(options)),
+            *(options.corpus, options.questions, options.qrels),
+            vectors_path=options.vectors,
+            reading=_reading(options),
+            **prefixes,
+        )
     if is_process_zero():
         print_json(result)
 
@@ -204,20 +208,3 @@ def _reading(options: argparse.Namespace) -> Reading:
 
     chunks = parse_chunks(options.chunk) if options.chunk else None
     return Reading(parse_fields(options.fields), chunks)
-
-
-def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.retrieval.index import run_index
-    from jax_ragrl.retrieval.kinds import HASHED_WORDS
-
-    # Options that are named as arguments.
-    same = ("out", "recall", "query_prefix", "passage_prefix")
-    paths = ("corpus", "questions", "vectors", "qrels")
-    return run_index(
-        **{name: getattr(options, name) for name in same},
-        **{f"{name}_path": getattr(options, name) for name in paths},
-        encoder=options.encoder or HASHED_WORDS,
-        kind=options.kind or "scann",
-        dtype=options.dtype or "float32",
-        reading=_reading(options),
-    )

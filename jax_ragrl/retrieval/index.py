@@ -18,8 +18,6 @@ import pathlib
 import random
 import re
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,7 +25,6 @@ import numpy as np
 
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.chunks import WORDS, Chunks, Units
-from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.fields import NO_FIELDS
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
@@ -53,13 +50,11 @@ from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.int8 import Int8Searcher, write_int8
 from jax_ragrl.retrieval.kinds import HASHED_WORDS, INT8, check_settings
 from jax_ragrl.retrieval.lengths import report_long
-from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.retrieval.scann import BRUTE_FORCE, ScannSearcher, Setting, build_scann, hash_files
 from jax_ragrl.retrieval.shards import MappedArray, forget_progress, read_array, write_array
 from jax_ragrl.retrieval.tune import tune
-from jax_ragrl.retrieval.vectors import open_vectors
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
+from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.types import Question
 
 # Imported vectors are checked by encoding a few passages again. Their relative distance must stay
@@ -358,47 +353,6 @@ def with_gold(
             "--qrels, or omit --questions"
         )
     return gold or with_answers
-
-
-def run_index(
-    corpus_path: pathlib.Path | str,
-    out: pathlib.Path | str,
-    encoder: str = HASHED_WORDS,
-    kind: str = "exact",
-    questions_path: pathlib.Path | str | None = None,
-    vectors_path: pathlib.Path | str | None = None,
-    dtype: str = "float32",
-    qrels_path: pathlib.Path | str | None = None,
-    recall: float = 0.0,
-    reading: Reading = AS_IS,
-    **prefixes: str | None,
-) -> dict[str, Any]:
-    """Builds an index from a file; implements `ragrl data index`.
-
-    `qrels_path` has relevance judgments (TREC or BEIR), which replace the questions' own gold. The
-    result is a report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and
-    building), `duplicates`, with a recall also `search` (see `tune`); with questions also their
-    number, `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
-    """
-    check_settings(kind, dtype, recall)
-    questions = with_gold(questions_path, qrels_path, reading.fields)
-    vectors = None if vectors_path is None else open_vectors(vectors_path)
-    out = pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=out):
-        pass  # fail now if the folder is not writable, before the corpus is read
-    corpus = process_zero_first(
-        lambda: read_corpus(corpus_path, out, reading, lambda: units_of(encoder))
-    )
-    start = time.perf_counter()
-    passage_encoder = process_zero_first(lambda: make_encoder(encoder, corpus, **prefixes))
-    retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype, recall)
-    seconds = round(time.perf_counter() - start, 2)
-    report: dict[str, Any] = {"corpus": corpus.fingerprint, "encoder": encoder, "kind": kind}
-    report |= {"count": len(corpus), "dimension": retriever.encoder.dimension, "seconds": seconds}
-    report |= {"search": read_description(out)["search"]} if recall else {}
-    report["duplicates"] = report_duplicates(corpus)
-    return report | describe_quality(retriever, questions, corpus)
 
 
 def read_corpus(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from jax_ragrl.config.functions import imported
 from jax_ragrl.corpus.passages import Corpus
@@ -114,14 +115,23 @@ def open_or_build_index(
     """Opens the index of a corpus, or builds it; `UserError` if it has other settings."""
     folder = process_zero_first(lambda: corpus_folder(corpus, index, workdir))
     if not on_process_zero((folder / INDEX_FILE).exists):
-        encoder = process_zero_first(lambda: make_encoder(index.encoder, corpus))
-        return build_index(
-            corpus, encoder, index.kind, folder, dtype=index.dtype, recall=index.recall
-        )
+        return build_vectors(corpus, index, folder)
     check_index_settings(index, folder)
     return process_zero_first(
         lambda: open_index(folder, corpus, _config_encoder(index, folder, corpus))
     )
+
+
+def build_vectors(
+    corpus: Corpus,
+    index: VectorIndex,
+    folder: pathlib.Path,
+    vectors: np.ndarray | None = None,
+    **prefixes: str | None,
+) -> DenseRetriever:
+    """Builds the index of a section; `vectors` as in `build_index`, others as in `load_encoder`."""
+    encoder = process_zero_first(lambda: make_encoder(index.encoder, corpus, **prefixes))
+    return build_index(corpus, encoder, index.kind, folder, vectors, index.dtype, index.recall)
 
 
 def _config_encoder(index: VectorIndex, folder: pathlib.Path, corpus: Corpus) -> Encoder | None:

@@ -18,9 +18,10 @@ from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, encoder, text_batches
 from jax_ragrl.models.sentence_files import SETTINGS, Settings, read_settings
-from jax_ragrl.retrieval.index import build_index, open_index, run_index
+from jax_ragrl.retrieval.index import build_index, open_index
 from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.run.index import open_or_build_index
+from jax_ragrl.run.index_folder import build_folder
 from jax_ragrl.runtime import free_work
 from jax_ragrl.types import Passage
 from tests.model_folders import change_json as change
@@ -189,11 +190,13 @@ def test_prefixes_default_to_those_of_the_folder(copy, tiny):
 def test_an_index_remembers_its_prefixes(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"id": "1", "title": "film", "text": "rome"}) + "\n")
-    run_index(corpus, tmp_path / "index", str(TINY), "exact", None, query_prefix="who ")
+    index = VectorIndex(str(TINY), "exact", folder=str(tmp_path / "index"))
+    build_folder(index, corpus, query_prefix="who ")
     opened = open_index(tmp_path / "index", load_corpus(corpus))
     assert opened.encoder.settings.query_prefix == "who "
     with pytest.raises(UserError, match="hashed words have none"):
-        run_index(corpus, tmp_path / "other", "hashed", "exact", None, query_prefix="who ")
+        index = VectorIndex(kind="exact", folder=str(tmp_path / "other"))
+        build_folder(index, corpus, query_prefix="who ")
 
 
 def test_a_run_opens_an_index_with_the_encoder_of_its_config(copy, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import sys
 from unittest.mock import Mock
 
@@ -21,7 +22,6 @@ from jax_ragrl.retrieval.index import (
     load_indexed,
     open_index,
     read_description,
-    run_index,
 )
 from jax_ragrl.retrieval.kinds import BM25Index, Index, VectorIndex
 from jax_ragrl.run.index import open_or_build_index
@@ -81,10 +81,14 @@ def test_a_search_is_as_deep_as_the_corpus_and_leaves_out_what_was_not_found(cor
     assert asked == [5, 6, 6, 6]
 
 
+def exact_index(folder: pathlib.Path) -> VectorIndex:
+    return VectorIndex(kind="exact", folder=str(folder))
+
+
 def test_an_index_keeps_its_passages_whatever_corpus_is_tried(corpus, tmp_path):
     folder, path = tmp_path / "index", tmp_path / "corpus.jsonl"
     save_corpus(corpus, path)
-    run_index(path, folder, kind="exact")
+    build_folder(exact_index(folder), path)
     save_corpus(Corpus(PASSAGES[::-1]), tmp_path / "other.jsonl")
     with pytest.raises(UserError, match="built for corpus.*but .*other.jsonl holds"):
         load_indexed(tmp_path / "other.jsonl", folder)
@@ -239,12 +243,11 @@ def test_bfloat16_vectors_halve_the_bytes_at_equal_recall(tmp_path):
         convert(Index, {"dtype": "int8"}, "config.index")
 
 
-def test_run_index_reports_what_it_did(corpus, tmp_path):
+def test_an_index_of_a_file_reports_what_it_is(corpus, tmp_path):
     save_corpus(corpus, tmp_path / "corpus.jsonl")
     save_questions(QUESTIONS, tmp_path / "questions.jsonl")
-    report = run_index(
-        tmp_path / "corpus.jsonl", tmp_path / "out", "hashed", "exact", tmp_path / "questions.jsonl"
-    )
+    path, index = tmp_path / "corpus.jsonl", exact_index(tmp_path / "out")
+    report = build_folder(index, path, tmp_path / "questions.jsonl")
     assert json.loads(json.dumps(report)) == report
     assert (report["count"], report["dimension"], report["recall@10"]) == (6, 1024, 1.0)
     assert report["questions"] == 2  # those that name gold passages
@@ -253,17 +256,15 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     assert report["duplicates"] == {"exact": 0, "examples": []}
     open_index(tmp_path / "out", corpus)
     assert (tmp_path / "out" / "passages").is_dir()
-    run_index(tmp_path / "corpus.jsonl", tmp_path / "out", kind="exact", dtype="bfloat16")
+    build_folder(dataclasses.replace(index, dtype="bfloat16"), path)
     assert read_description(tmp_path / "out")["dtype"] == "bfloat16"
     with pytest.raises(UserError, match="does not exist"):
-        run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
+        build_folder(exact_index(tmp_path / "new"), path, tmp_path / "absent")
     assert not (tmp_path / "new").exists()
     # Nor is a corpus encoded first whose questions then measure nothing.
     save_questions([dataclasses.replace(QUESTIONS[2], answers=())], tmp_path / "plain.jsonl")
     with pytest.raises(UserError, match="plain.jsonl names neither gold passages nor answers"):
-        run_index(
-            tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "plain.jsonl"
-        )
+        build_folder(exact_index(tmp_path / "new"), path, tmp_path / "plain.jsonl")
     assert not (tmp_path / "new").exists()
 
 
@@ -276,27 +277,25 @@ def test_questions_without_gold_measure_whether_an_answer_is_retrieved(corpus, t
         Question("4", "Where?", ()),
     ]
     save_questions(questions, tmp_path / "questions.jsonl")
-    paths = (tmp_path / "corpus.jsonl", tmp_path / "out")
-    report = run_index(*paths, questions_path=tmp_path / "questions.jsonl")
+    paths = (tmp_path / "corpus.jsonl", tmp_path / "questions.jsonl")
+    report = build_folder(exact_index(tmp_path / "out"), *paths)
     assert report["questions"] == 3 and report["answer_recall@2"] == pytest.approx(2 / 3)
     assert "recall@2" not in report and "gold" not in report
-    words = build_folder(
-        BM25Index(folder=str(tmp_path / "words")), paths[0], tmp_path / "questions.jsonl"
-    )
+    words = build_folder(BM25Index(folder=str(tmp_path / "words")), *paths)
     assert words["answer_recall@10"] == pytest.approx(2 / 3)
 
 
 def test_recall_is_of_the_questions_that_a_file_judges(corpus, tmp_path):
-    paths = [tmp_path / name for name in ("corpus.jsonl", "out", "questions.jsonl", "qrels")]
+    paths = [tmp_path / name for name in ("corpus.jsonl", "questions.jsonl", "qrels")]
+    index = exact_index(tmp_path / "out")
     save_corpus(corpus, paths[0])
-    save_questions(QUESTIONS, paths[2])
-    values = {"kind": "exact", "questions_path": paths[2], "qrels_path": paths[3]}
+    save_questions(QUESTIONS, paths[1])
     for passage, expected in (("p0", 1.0), ("p5", 0.0)):  # found first, and last
-        paths[3].write_text(f"1 0 {passage} 1\n3 0 p0 0\n")
-        report = run_index(*paths[:2], **values)
+        paths[2].write_text(f"1 0 {passage} 1\n3 0 p0 0\n")
+        report = build_folder(index, *paths)
         assert (report["questions"], report["recall@2"]) == (1, expected)
     with pytest.raises(UserError, match="give --questions"):
-        run_index(*paths[:2], **values | {"questions_path": None})
+        build_folder(index, paths[0], None, paths[2])
 
 
 def test_a_run_refuses_an_index_of_another_kind(corpus, tmp_path):

@@ -159,7 +159,7 @@ def test_the_command_prints_the_recall_that_it_reached(corpus, tmp_path, capsys)
         assert main([*args, "--recall", "0.9", *wrong]) == 2
         assert "scann" in capsys.readouterr().err
     assert main([*args, "--encoder", "hashed", "--recall", "98"]) == 2
-    assert "index recall is 98.0" in capsys.readouterr().err
+    assert "index.recall is 98.0" in capsys.readouterr().err
 
 
 def test_a_run_refuses_an_index_of_another_recall(corpus, tmp_path):
