@@ -171,25 +171,11 @@ def gradient(
             loss, sums = loss + scale * value, sums | {"loss/value": value}
         return loss, (sums, policy_outputs)
 
-    grads, (sums, policy_outputs) = accumulate_gradient(loss_of, model.params, total, layout)
-    return Gradient(grads, sums, policy_outputs)
-
-
-def accumulate_gradient(
-    loss_of: Callable[[Any], tuple[Array, Any]],
-    params: Any,
-    total: Any,
-    layout: tuple[Any, ...] | None,
-) -> tuple[Any, Any]:
-    """Returns the gradient of a loss, plus `total` if it is not None, and the auxiliary output.
-
-    `loss_of` maps parameters to a scalar loss and an auxiliary output; `layout` as in `gradient`.
-    """
     if total is None:
-        grads, aux = jax.grad(loss_of, has_aux=True)(params)
+        grads, (sums, policy_outputs) = jax.grad(loss_of, has_aux=True)(model.params)
     else:
-        grads, aux = _add_gradient(loss_of, params, total)
-    return constrain_layout(grads, layout), aux
+        grads, (sums, policy_outputs) = _add_gradient(loss_of, model.params, total)
+    return Gradient(constrain_layout(grads, layout), sums, policy_outputs)
 
 
 def _add_gradient(loss_of: Any, params: Any, total: Any) -> tuple[Any, Any]:

@@ -18,15 +18,13 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.gradients import TrainState, apply, check_finite, token_outputs
-from jax_ragrl.learner.objective import KL, Objective
+from jax_ragrl.learner.gradients import TrainState, apply, token_outputs
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Rows, Turn, group_turns, lay_out
 from jax_ragrl.learner.state import Policy
-from jax_ragrl.learner.targets import Targets
-from jax_ragrl.learner.update import optimize
+from jax_ragrl.learner.update import likelihood_step
 from jax_ragrl.rollout.context import action_ids
-from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, to_host
+from jax_ragrl.runtime.sharding import data_parallel_size
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message, Tensor
 
@@ -153,12 +151,6 @@ def sft_step(
     return state, {"loss": loss, "token_accuracy": accuracy, **metrics}
 
 
-# No ratio, no reference, no critic; every token has advantage 1.
-IMITATION = Objective(
-    "policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none")
-)
-
-
 def check_one_step_per_batch(optimizer: Optimizer) -> None:
     for name in ("epochs", "minibatches"):
         if getattr(optimizer, name) != 1:
@@ -182,16 +174,12 @@ def imitate(policy: Policy, examples: Sequence[Example]) -> tuple[Policy, dict[s
         return policy, {}
     batches = lay_out(groups, spec.roles, spec.layout, data_parallel_size(spec.mesh))
     count = np.float32(sum(int(batch.rows.mask_RM.sum()) for batch in batches))
-    ones = [batch.rows.mask_RM.astype(np.float32) for batch in batches]
-    # With weight 1 / count and advantage 1, the policy loss is the mean cross-entropy.
-    targets = [Targets(advantage=x, weight=x / count) for x in ones]
-    sft_spec = spec._replace(objective=IMITATION, critic=None, temperature=1.0)
-    with mesh_context(spec.mesh):
-        result, sums, _ = optimize(Policy(sft_spec, policy.state), batches, targets)
-    metrics = {name: float(x) for name, x in to_host(sums).items()}
-    check_finite(metrics)
+    # The loss, minus the weighted sum of the log-probabilities, is the mean cross-entropy.
+    weights = [batch.rows.mask_RM / count for batch in batches]
+    cold = policy._replace(spec=spec._replace(temperature=1.0))
+    policy, metrics = likelihood_step(cold, batches, weights)
     # The names of supervised training: a ratio is never clipped here.
     metrics["loss"] = metrics.pop("loss/policy")
     metrics["entropy"] /= metrics["tokens"]
     del metrics["clipped"]
-    return Policy(spec, result.state), metrics
+    return policy._replace(spec=spec), metrics

@@ -15,7 +15,7 @@ import numpy as np
 from jax_ragrl.credit.assign import pad_rows
 from jax_ragrl.credit.kl import adapt
 from jax_ragrl.learner.gradients import TokenOutputs, TrainState, add, apply, check_finite
-from jax_ragrl.learner.objective import Objective
+from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Actions, Batch, Group, Minibatches, conversations, lay_out
 from jax_ragrl.learner.passes import POLICY_FIELDS, accumulate, by_action, model_outputs
@@ -307,6 +307,32 @@ def optimize(
     more |= {f"value/{name}": more.pop(name) for name in ("grad_norm", "not_finite")}
     sums |= more | {"skipped": sums["skipped"] + more["skipped"]}
     return policy.with_state(policy=actor, critic=critic), sums, outputs
+
+
+# No ratio, no reference, no critic.
+LIKELIHOOD = Objective(
+    "policy_gradient_loss", critic="none", advantage="group_centred", kl=KL("none")
+)
+
+
+def likelihood_step(
+    policy: Policy, batches: Sequence[Batch], weights: Sequence[np.ndarray]
+) -> tuple[Policy, dict[str, float]]:
+    """Takes one optimizer step that raises the sum of log-probabilities, each times its weight.
+
+    The buffers of the trained state are donated. `weights` are float32 `[R, M]`, one array per
+    batch. Returns the policy and the metrics of `gradients.gradient` and `gradients.apply`;
+    `loss/policy` is minus the weighted sum. Raises `UserError` if parameters are no longer finite.
+    """
+    spec = policy.spec
+    plain_spec = spec._replace(objective=LIKELIHOOD, critic=None)
+    masks = [batch.rows.mask_RM.astype(np.float32) for batch in batches]
+    targets = [Targets(advantage=x, weight=w) for x, w in zip(masks, weights, strict=True)]
+    with mesh_context(spec.mesh):
+        result, sums, _ = optimize(Policy(plain_spec, policy.state), batches, targets)
+    metrics = {name: float(x) for name, x in to_host(sums).items()}
+    check_finite(metrics)
+    return Policy(spec, result.state), metrics
 
 
 def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

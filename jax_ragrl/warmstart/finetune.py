@@ -23,7 +23,6 @@ from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.world import World
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import (
-    IMITATION,
     Example,
     check_one_step_per_batch,
     example,
@@ -32,6 +31,7 @@ from jax_ragrl.learner.imitation import (
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.state import Policy, prepare, sampling_model, trained_decoder
+from jax_ragrl.learner.update import LIKELIHOOD
 from jax_ragrl.llm.kinds import LLM, WorldReaderConfig
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.models.config import TINY
@@ -202,7 +202,7 @@ def prepare_imitation(run: Any, decoder: Decoder, roles: Sequence[str], steps: i
     """Returns a policy that imitates actions of some roles; `run` is a config of `warmup sft`."""
     return prepare(
         decoder,
-        objective=IMITATION,
+        objective=LIKELIHOOD,
         optimizer=run.optimizer,
         layout=run.packing,
         roles=roles,
