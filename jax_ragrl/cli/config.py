@@ -105,13 +105,13 @@ def run_plan(options: argparse.Namespace) -> None:
     # JAX reads these when it starts: describing devices must not search for real ones.
     quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
-    from jax_ragrl.config.schema import build
-    from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values
+    from jax_ragrl.plan import config_named, plan
     from jax_ragrl.plan.fit import fit
     from jax_ragrl.plan.simulate import parse_workload, simulate
     from jax_ragrl.plan.text import plan_text
+    from jax_ragrl.run.load import load_job
     from jax_ragrl.runtime.topology import describe_devices
-    from jax_ragrl.validation.config import RUN, kind_of, plan_problems
+    from jax_ragrl.validation.config import RUN, config_problems, kind_of, with_empty_texts
 
     values = load_config(None, options.config)
     if (kind := kind_of(values).name) != RUN:
@@ -121,10 +121,11 @@ def run_plan(options: argparse.Namespace) -> None:
             "Supervised training has the policy and its optimizer alone, no critic, reference or "
             "sampler"
         )
-    if found := plan_problems(values):
+    values = with_empty_texts(values)
+    if found := config_problems(values):
         raise UserError(*found)
-    run, name = build(PlanConfig, plan_values(values)), options.shape or values.get("policy")
-    if not name:
+    job = load_job(values)
+    if not (name := options.shape or job.policy):
         raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")
     # Wrong numbers are refused before anything is compiled.
     counts = parse_numbers(options.simulate) if options.simulate else []
@@ -132,15 +133,13 @@ def run_plan(options: argparse.Namespace) -> None:
         raise UserError(f"--simulate={options.simulate}: give numbers of devices from 1")
     if options.workload and not counts:
         raise UserError("--workload describes a simulated step: give --simulate=DEVICES too")
-    given = {"staleness": run.staleness}
-    if questions := values.get("run", {}).get("questions_per_step"):
-        given["questions"] = questions
+    given = {"staleness": job.run.staleness, "questions": job.run.questions_per_step}
     work, config = parse_workload(options.workload, **given), config_named(name)
     devices = describe_devices(options.topology)
     if options.fit:
-        result = fit(run, config, len(devices), lambda run: plan(run, config, devices))
+        result = fit(job, config, len(devices), lambda job: plan(job, config, devices))
     else:
-        result = plan(run, config, devices)
+        result = plan(job, config, devices)
     if counts:
         result |= {"steps": [simulate(result, work, count) for count in counts]}
     if options.json:

@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge, Le
 from jax.sharding import Mesh
 
-from jax_ragrl.config.ranges import Count, MeshSizes
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.dpo import Preference
-from jax_ragrl.learner.objective import Objective
-from jax_ragrl.learner.optimizer import Optimizer
-from jax_ragrl.learner.packing import Layout
-from jax_ragrl.llm.kinds import LLM, NoLLMConfig, WorldReaderConfig
 from jax_ragrl.models import hub
 from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig, param_count
-from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
 from jax_ragrl.plan.abstract_arrays import fitting
 from jax_ragrl.plan.ceilings import ceilings_of
@@ -41,62 +33,20 @@ from jax_ragrl.plan.speed import (
     least_times,
     update_passes,
 )
-from jax_ragrl.retrieval.kinds import Index, VectorIndex
-from jax_ragrl.run.guards import Guard
+from jax_ragrl.run.config import Job
 from jax_ragrl.run.indicators import OFF
-from jax_ragrl.run.load import load_recipe
 from jax_ragrl.runtime.free_work import free_tokens
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
-from jax_ragrl.sampling.sampler import Shapes
 
 # All devices, with an fsdp axis that suits the narrowest policy.
 ALL_DEVICES = (-1, -1, 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class PlanConfig:
-    """The part of a run's config that affects memory; the other fields are named as there.
-
-    Fields:
-      mesh: devices along (data, fsdp, tensor), see `run.config.Job`.
-      width: max actions sampled per prompt.
-      nucleus: whether a role samples with a `top_p` below 1.
-      learners: names of the policies.
-      staleness: of the section `run`; with 1, rollouts and updates use memory at the same time.
-      policy: folder of the policies that `policies` does not contain.
-      policies: pairs of a policy's name and its folder or published name.
-      rollouts: independent rollouts per question.
-      guard: the section `guard`, whose `update_kl` takes a pass over the batch.
-    """
-
-    objective: Objective
-    optimizer: Optimizer
-    shapes: Shapes = Shapes()
-    packing: Layout = Layout()
-    mesh: MeshSizes = ALL_DEVICES
-    compute_dtype: str = "bfloat16"
-    remat: str = "full"
-    attention: str = "auto"
-    width: Count = 1
-    nucleus: bool = True
-    learners: tuple[str, ...] = ("policy",)
-    staleness: Annotated[int, Ge(0), Le(1)] = 0
-    index: Index = VectorIndex()
-    llm: LLM = WorldReaderConfig()
-    judge: LLM = NoLLMConfig()
-    lora: LoRAConfig | None = None
-    policy: str | None = None
-    policies: tuple[tuple[str, str], ...] = ()
-    preference: Preference | None = None
-    rollouts: Count = 1
-    guard: Guard = Guard()
-
-
-def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
+def plan(job: Job, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
     """Computes the bytes per device of real or described devices.
 
-    `config` is the architecture of the policies that `run.policies` does not contain.
+    `config` is the architecture of the policies that `job.policies` does not contain.
 
     Returns:
       `state_bytes`: permanent memory of the policies. `update` and `sampling`: the programs with
@@ -117,19 +67,19 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       TooLargeError: the compiler of a TPU found that a program needs more memory, or the axis
         tensor spans several hosts.
     """
-    policies, approximations = policies_of(run, config)
+    policies, approximations = policies_of(job, config)
     # A run without a mesh uses one device; a plan shards over all devices by default.
     width = min(policy.config.hidden_size for policy in policies.values())
-    mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
+    mesh = make_mesh(job.mesh or ALL_DEVICES, devices, width)
     host = host_mesh(mesh)
-    if run.preference is not None:
+    if job.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
-    sampling, update = _programs(run, policies, mesh)
-    others = count_other_models(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
-    state = state_bytes(policies, run.objective, run.optimizer, mesh)
+    sampling, update = _programs(job, policies, mesh)
+    others = count_other_models(job.index, {"llm": job.llm, "judge": job.judge}, job.shapes, mesh)
+    state = state_bytes(policies, job.objective, job.optimizer, mesh)
     # A language model generates while the policies wait, so its memory adds only to their weights.
     rollout = max(sampling["bytes"], sampling["weight_bytes"] + others.generation_bytes)
-    largest = update["bytes"] + rollout if run.staleness else max(update["bytes"], rollout)
+    largest = update["bytes"] + rollout if job.run.staleness else max(update["bytes"], rollout)
     peak = state + others.permanent_bytes + largest
     memory = memory_of(devices[0])
     # An approximation may be too high or too low; an uncounted model can only add to the peak.
@@ -143,33 +93,34 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "update": update,
         "sampling": sampling,
         "other_models": others.sections,
-        "index_memory": index_memory(run.index, host.size),
+        "index_memory": index_memory(job.index, host.size),
         "index_place": index_place(others, peak, memory),
         "uncounted": others.uncounted_models + approximations,
         "peak_bytes": peak,
         "memory_bytes": memory,
         "fits": peak < memory if memory and is_certain else None,
-        "changes": {"mesh": tuple(mesh.shape.values())} if not run.mesh and mesh.size > 1 else {},
-        **_speed(run, policies, update, sampling, mesh),
+        "changes": {"mesh": tuple(mesh.shape.values())} if not job.mesh and mesh.size > 1 else {},
+        **_speed(job, policies, update, sampling, mesh),
     }
 
 
 def _programs(
-    run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh
+    job: Job, policies: Mapping[str, PlannedPolicy], mesh: Mesh
 ) -> tuple[dict[str, Any], dict[str, Any]]:
+    roles = job.recipe.system.roles
     # The rollout comes first: for one mesh, `fit` changes the update alone.
     with fitting(SAMPLING, "shapes.max_prompt_tokens or shapes.batch_sizes"):
         sampling = count_rollout(
-            *(policies, run.shapes, run.width, mesh),
-            nucleus=run.nucleus,
-            outlive_update=bool(run.staleness),
+            *(policies, job.shapes, job.recipe.width, mesh),
+            nucleus=any(role.sampling.top_p < 1 for role in roles.values()),
+            outlive_update=bool(job.run.staleness),
         )
     with fitting("an update", "packing.tokens_per_device, recompute more (remat)"):
-        return sampling, count_updates(policies, run.objective, run.packing, mesh)
+        return sampling, count_updates(policies, job.objective, job.packing, mesh)
 
 
 def _speed(
-    run: PlanConfig,
+    job: Job,
     policies: Mapping[str, PlannedPolicy],
     update: Mapping[str, Any],
     sampling: Mapping[str, Any],
@@ -179,48 +130,47 @@ def _speed(
     largest = max(policies.values(), key=lambda policy: param_count(policy.config))
     parameters, ceilings = param_count(largest.config), ceilings_of(mesh.devices.flat[0])
     # Those that are worth a program on the devices of the mesh.
-    shapes = run.shapes.coarse(free_tokens(parameters, mesh))
-    packing = run.packing.coarse(free_tokens(parameters, mesh, is_trained=True))
-    host = host_mesh(mesh)
-    programs = count_programs(shapes, packing, run.objective, run.width, host, run.rollouts)
+    shapes = job.shapes.coarse(free_tokens(parameters, mesh))
+    packing = job.packing.coarse(free_tokens(parameters, mesh, is_trained=True))
+    host, recipe = host_mesh(mesh), job.recipe
+    programs = count_programs(shapes, packing, job.objective, recipe.width, host, recipe.rollouts)
     return {
         "passes": update_passes(
             largest.config,
-            run.objective,
-            run.optimizer,
-            max(run.packing.row_lengths),
+            job.objective,
+            job.optimizer,
+            max(job.packing.row_lengths),
             lora=largest.lora is not None,
-            is_measured=run.guard.update_kl.action != OFF,
+            is_measured=job.guard.update_kl.action != OFF,
         ),
         "programs": programs,
         "compile_s": compile_seconds(programs, update, sampling),
-        "checkpoint_bytes": checkpoint_bytes(policies, run.objective, run.optimizer),
+        "checkpoint_bytes": checkpoint_bytes(policies, job.objective, job.optimizer),
         "speed": least_times(update, sampling, mesh.size, ceilings) if ceilings else None,
     }
 
 
-def policies_of(
-    run: PlanConfig, config: DecoderConfig
-) -> tuple[dict[str, PlannedPolicy], list[str]]:
+def policies_of(job: Job, config: DecoderConfig) -> tuple[dict[str, PlannedPolicy], list[str]]:
     """The policies of a run, and messages about those whose architecture is unknown.
 
-    Policies that `run.policies` does not contain have the architecture `config`.
+    Policies that `job.policies` does not contain have the architecture `config`.
     """
-    folders, unknown = dict(run.policies), []
-    if invalid := [name for name in folders if name not in run.learners]:
-        learners = ", ".join(run.learners)
-        raise UserError(f"policies names {invalid[0]!r}: this system has {learners}")
+    folders, unknown = dict(job.policies), []
+    learners = sorted(set(job.policy_of.values()))
+    if invalid := [name for name in folders if name not in learners]:
+        names = ", ".join(learners)
+        raise UserError(f"policies names {invalid[0]!r}: this system has {names}")
     policies = {}
-    for name in run.learners:
+    for name in learners:
         try:
             policy = config_named(folders[name]) if folders.get(name) else config
         except UserError as error:
             policy = config
             unknown.append(f"policies.{name}: counted as --shape ({error})")
         policy = dataclasses.replace(
-            policy, dtype=run.compute_dtype, remat=run.remat, attention_impl=run.attention
+            policy, dtype=job.compute_dtype, remat=job.remat, attention_impl=job.attention
         )
-        policies[name] = PlannedPolicy(folders.get(name) or run.policy or "", policy, run.lora)
+        policies[name] = PlannedPolicy(folders.get(name) or job.policy, policy, job.lora)
     return policies, unknown
 
 
@@ -234,28 +184,3 @@ def config_named(name: str) -> DecoderConfig:
         if not hub.NAME.fullmatch(name):
             raise
         return config_by_name(name)
-
-
-def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a `PlanConfig`: keys of a run's config, and what its system determines."""
-    names = {field.name for field in dataclasses.fields(PlanConfig)}
-    plan = {name: value for name, value in values.items() if name in names}
-    section = values.get("run") or {}
-    plan |= {"staleness": section["staleness"]} if section.get("staleness") else {}
-    for name in plan.keys() & {"index", "llm", "judge"}:
-        plan[name] = _without_none(plan[name])
-    return plan | (_system_values(dict(values)) if "system" in values else {})
-
-
-def _system_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The rollouts of a system and their width, its policies, and whether a role has a nucleus."""
-    recipe = load_recipe(values | {"recipe": _without_none(values.get("recipe", {}))})
-    policies = sorted({role.policy for role in recipe.system.roles.values()})
-    nucleus = any(role.sampling.top_p < 1 for role in recipe.system.roles.values())
-    facts = {"width": recipe.width, "rollouts": recipe.rollouts, "nucleus": nucleus}
-    return {**facts, "learners": tuple(policies)}
-
-
-def _without_none(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section whose placeholders for file names (None) are empty, which a plan accepts."""
-    return {key: "" if x is None else x for key, x in section.items()}

@@ -14,6 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.plan.abstract_arrays import TooLargeError
 from jax_ragrl.plan.index_place import REMOTE, SERVER
+from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.sharding import widest_fsdp
 
 Plan = Callable[..., dict[str, Any]]
@@ -38,26 +39,26 @@ def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
     return shapes
 
 
-def candidates(run: Any, config: DecoderConfig, devices: int) -> Iterator[Any]:
-    """Yields changes of a `PlanConfig`, in the order of their expected speed."""
-    tokens = run.packing.tokens_per_device
-    longest = max(run.packing.row_lengths)
+def candidates(job: Job, config: DecoderConfig, devices: int) -> Iterator[Job]:
+    """Yields changed runs in the order of their expected speed."""
+    tokens = job.packing.tokens_per_device
+    longest = max(job.packing.row_lengths)
     sizes = [n for n in (tokens >> i for i in range(HALVINGS + 1)) if n >= min(longest, tokens)]
     # The last varies first: smaller batches cost less speed than recomputation or narrow products.
     for mesh, remat, size in itertools.product(meshes(config, devices), REMATS, sizes):
-        packing = dataclasses.replace(run.packing, tokens_per_device=size)
-        yield dataclasses.replace(run, mesh=mesh, remat=remat, packing=packing)
+        packing = dataclasses.replace(job.packing, tokens_per_device=size)
+        yield dataclasses.replace(job, mesh=mesh, remat=remat, packing=packing)
 
 
-def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, Any]:
+def fit(job: Job, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, Any]:
     """Returns the plan of the first candidate that fits, with its `changes` of the config.
 
-    `run` is a `PlanConfig`. If no candidate fits, the first one does that fits without the exact
-    index, which `changes` then replaces. `UserError` if none does, or the memory is unknown.
+    If no candidate fits, the first one does that fits without the exact index, which `changes`
+    then replaces. `UserError` if none does, or the memory is unknown.
     """
     least, without_index = None, dict[str, Any]()
     error: TooLargeError | None = None
-    for candidate, result in _plans(run, config, devices, plan):
+    for candidate, result in _plans(job, config, devices, plan):
         if isinstance(result, TooLargeError):
             error = result
             continue
@@ -67,9 +68,9 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
                 "name a TPU or GPU with --topology"
             )
         if result["peak_bytes"] < result["memory_bytes"]:
-            return result | {"changes": changes(run, candidate)}
+            return result | {"changes": changes(job, candidate)}
         if not without_index and result["index_place"].get("place") == SERVER:
-            without_index = result | {"changes": {**changes(run, candidate), **REMOTE}}
+            without_index = result | {"changes": {**changes(job, candidate), **REMOTE}}
         least = min(least or result["peak_bytes"], result["peak_bytes"])
     if without_index:
         return without_index
@@ -86,12 +87,12 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
 
 
 def _plans(
-    run: Any, config: DecoderConfig, devices: int, plan: Plan
-) -> Iterator[tuple[Any, dict[str, Any] | TooLargeError]]:
+    job: Job, config: DecoderConfig, devices: int, plan: Plan
+) -> Iterator[tuple[Job, dict[str, Any] | TooLargeError]]:
     """Yields candidates with their plans, or with the error of a program that is too large."""
     # The memory of sampling depends on the mesh alone.
     without_sampler = set[tuple[int, ...]]()
-    for candidate in candidates(run, config, devices):
+    for candidate in candidates(job, config, devices):
         if candidate.mesh in without_sampler:
             continue
         try:
@@ -102,7 +103,7 @@ def _plans(
         yield candidate, result
 
 
-def changes(run: Any, candidate: Any) -> Mapping[str, Any]:
+def changes(job: Job, candidate: Job) -> Mapping[str, Any]:
     """Returns the keys of the config whose values differ, with the new values."""
     old, new = (
         {
@@ -110,6 +111,6 @@ def changes(run: Any, candidate: Any) -> Mapping[str, Any]:
             "remat": x.remat,
             "packing.tokens_per_device": x.packing.tokens_per_device,
         }
-        for x in (run, candidate)
+        for x in (job, candidate)
     )
     return {name: value for name, value in new.items() if old[name] != value}

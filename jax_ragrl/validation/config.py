@@ -19,7 +19,6 @@ from jax_ragrl.warmstart.finetune import Finetune, load_finetune
 from jax_ragrl.warmstart.warmup import Warmup, load_warmup
 
 RUN, RECIPE = "run", "recipe"
-UNNAMED = "to-be-named"
 # The keys that `load_recipe` reads before the rest becomes a dataclass, and their descriptions.
 RECIPE_KEYS = {
     "system": "the name of a system, or the dotted name of a module of one's own.",
@@ -89,22 +88,18 @@ def config_problems(values: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def plan_problems(values: Mapping[str, Any]) -> list[str]:
-    """Returns the problems of a run's config that a plan need not wait for.
-
-    These are all but texts that are still to be named (None) and keys that are missing.
-    """
+def with_empty_texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config whose texts that are still to be named (None) are empty, as in a plan."""
     named = copy.deepcopy(dict(values))
     for key in keys_of(values):
         *path, name = key.name.split(".")
         section: Any = named
         for part in path:
             section = section.get(part) if isinstance(section, dict) else None
-        # A section may be of a wrong type, which the problems name.
+        # A section may be of a wrong type, which `config_problems` names.
         if isinstance(section, dict) and section.get(name, "") is None and key.type == "str":
-            section[name] = UNNAMED
-    waiting = ("missing config key", UNNAMED)
-    return [x for x in config_problems(named) if not any(word in x for word in waiting)]
+            section[name] = ""
+    return named
 
 
 def _recipe_problems(values: Mapping[str, Any]) -> list[str]:

@@ -17,9 +17,7 @@ from jax.experimental import topologies
 from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.objective import KL, Objective
-from jax_ragrl.learner.optimizer import Optimizer
-from jax_ragrl.learner.packing import Layout
+from jax_ragrl.learner.objective import KL
 from jax_ragrl.learner.state import Policy, prepare
 from jax_ragrl.llm.kinds import LocalLLMConfig
 from jax_ragrl.models.config import DecoderConfig, param_count
@@ -28,7 +26,7 @@ from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.published import MODEL_CONFIGS
-from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
+from jax_ragrl.plan import _programs, config_named, plan, policies_of
 from jax_ragrl.plan.abstract_arrays import TooLargeError, compile_program
 from jax_ragrl.plan.ceilings import Ceilings
 from jax_ragrl.plan.other_models import OtherModels, count_other_models, host_mesh
@@ -42,20 +40,17 @@ from jax_ragrl.plan.policies import (
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.exact import BLOCK, STREAM
 from jax_ragrl.retrieval.kinds import VectorIndex
+from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import GPUS, describe_devices, memory_of
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
+from tests.jobs import config_job
+from tests.plan.jobs import small_job
 
 UPDATE = {"bytes": 2, "compile_s": 1.0}  # of a policy, as `count_updates` returns it
 SMALL = DecoderConfig(64, 16, 32, 1, 2, 2, 8)
-RUN = PlanConfig(
-    Objective(critic="none", advantage="group_normalised", kl=KL("loss", "k3")),
-    Optimizer(1e-3),
-    Shapes(prompt_lengths=(32,), batch_sizes=(16,), max_new_tokens=8, max_prompt_tokens=64),
-    Layout(row_lengths=(64,), tokens_per_device=64),
-    mesh=(1, 8, 1),
-)
+RUN = small_job()
 NORMS = 3 * 16 + 2 * 8  # two of the layer, the last, queries, keys: replicated
 COMPUTE_CONFIG = dataclasses.replace(SMALL, dtype=RUN.compute_dtype)
 
@@ -66,7 +61,7 @@ ABC = ("a", "b", "c")
 
 @functools.cache
 def plan_with(**changes: Any) -> dict[str, Any]:
-    return plan(dataclasses.replace(RUN, **changes), SMALL, jax.devices())
+    return plan(small_job(**changes), SMALL, jax.devices())
 
 
 @pytest.mark.slow
@@ -140,7 +135,7 @@ def test_each_host_samples_its_own_prompts(monkeypatch):
 def test_a_growing_cache_is_counted_at_its_full_size(monkeypatch):
     monkeypatch.setattr("jax_ragrl.sampling.jobs.FIRST_CACHE", 16)
     shapes = dataclasses.replace(RUN.shapes, max_new_tokens=32)
-    result = plan(dataclasses.replace(RUN, shapes=shapes, width=64), SMALL, jax.devices())
+    result = plan(small_job(64, shapes=shapes), SMALL, jax.devices())
     slot = 64 * 2 * 2 * 2 * 8 * 2  # siblings of two prompts; bfloat16 keys and values
     # A batch that has started (16 slots) exists next to a full one (32).
     assert result["sampling"]["temporary_bytes"] > (32 + 16) * slot
@@ -194,7 +189,7 @@ def test_adapters_share_a_base_without_state():
     adapter = 2 * (16 + 32)  # A and B of one layer
     assert result["policies"]["a"] == {"parameters": param_count(SMALL), "trained": adapter}
     mesh = one_device_mesh()
-    policies, _ = policies_of(dataclasses.replace(RUN, learners=ABC, lora=LORA), SMALL)
+    policies, _ = policies_of(small_job(learners=ABC, lora=LORA), SMALL)
     state = state_bytes(policies, RUN.objective, RUN.optimizer, mesh)
     # Float32 adapters with two moments; per adapter a reference in bfloat16; one base in bfloat16.
     assert state == 3 * (3 * 4 + 2) * adapter + 2 * param_count(SMALL)
@@ -247,7 +242,7 @@ def test_the_counted_copies_are_those_of_a_rollout(mesh, compute, lora):
 
 
 def test_a_base_that_is_named_twice_is_counted_once():
-    run = dataclasses.replace(RUN, learners=("a", "b"), lora=LORA, policy="tiny")
+    run = small_job(learners=("a", "b"), lora=LORA, policy="tiny")
     default, named = (
         policies_of(dataclasses.replace(run, policies=own), config_named("tiny"))[0]
         for own in ((), (("b", "tiny"),))
@@ -264,11 +259,11 @@ def test_an_architecture_is_that_of_a_folder_or_a_published_model(model_folders,
         with pytest.raises(UserError, match=f"no model size named '{name}'"):
             config_named(name)
     changes = {"policies": (("rewrite", "Qwen2.5-3B-Instruct"),), "learners": ("plan", "rewrite")}
-    policies, unknown = policies_of(dataclasses.replace(RUN, **changes), SMALL)
+    policies, unknown = policies_of(small_job(**changes), SMALL)
     assert [policy.config.num_layers for policy in policies.values()] == [1, 36] and not unknown
     # Without a model, it has that of the others.
     changes = {"policies": (("rewrite", ""),), "learners": ("plan", "rewrite"), "policy": "x"}
-    policies, unknown = policies_of(dataclasses.replace(RUN, **changes), SMALL)
+    policies, unknown = policies_of(small_job(**changes), SMALL)
     assert [policy.name for policy in policies.values()] == ["x", "x"] and not unknown
     with pytest.raises(UserError, match="policies names 'filter': this system has policy"):
         policies_of(dataclasses.replace(RUN, policies=(("filter", "llm"),)), SMALL)
@@ -302,24 +297,24 @@ def test_a_config_of_supervised_training_is_refused_by_name(name, capsys):
     assert "'ragrl config plan' only plans runs of 'ragrl train'" in line and line.count("\n") == 1
 
 
-def test_width_and_policies_come_from_the_recipe():
-    pool = {"group_size": 6, "expert_pool": None, "gold": "steps"}
-    shared = pool | {"system": {"shared_policy": True}}
-    tree = {"tree": {"width": 3}}
-    result = [
-        plan_values({"system": system, "recipe": recipe, "policy": None, "mesh": (1, 2, 4)})
-        for system, recipe in (("opera", pool), ("opera", shared), ("c3po", tree), ("coda", {}))
-    ]
-    assert [(x["width"], x["learners"]) for x in result] == [
-        (6, ("analysis", "plan", "rewrite")),
-        (6, ("policy",)),
-        (3, ("policy",)),
-        (1, ("policy",)),
-    ]
-    names = {"mesh", "policy", "width", "rollouts", "nucleus", "learners"}
-    assert all(x.keys() == names for x in result)
-    assert plan_values({"run": {}, "remat": "dots"}) == {"remat": "dots"}
-    assert plan_values({"run": {"staleness": 1}}) == {"staleness": 1}
+def test_width_policies_and_nucleus_come_from_the_recipe(monkeypatch):
+    counted = []
+
+    def count(policies, shapes, width, mesh, *, nucleus, outlive_update):
+        counted.append((width, tuple(policies), nucleus))
+        return UPDATE
+
+    monkeypatch.setattr("jax_ragrl.plan.count_rollout", count)
+    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_: UPDATE)
+    shared = {"recipe.system.shared_policy": True, "recipe.group_size": 6}
+    own = {"recipe.system.shared_policy": False}
+    cut = {"recipe.system.top_p": 0.9}
+    for name, changes in (("tiny/opera", shared), ("tiny/opera", own), ("tiny/mmoa_rag", cut)):
+        job = config_job(name, changes)
+        _programs(job, policies_of(job, SMALL)[0], one_device_mesh())
+    assert counted[0] == (6, ("policy",), False)
+    assert counted[1][1:] == (("analysis", "plan", "rewrite"), False)
+    assert counted[2] == (1, ("policy",), True)
 
 
 def test_the_default_architecture_is_that_of_the_policy(monkeypatch, capsys):
@@ -442,9 +437,9 @@ def test_a_language_model_is_whole_on_every_device_of_a_batch(model_folders, mon
     [
         ({}, True, False),
         ({"llm": {"kind": "local", "model": "absent"}}, None, False),
-        ({"judge": {"kind": "local", "model": None}}, None, False),
+        ({"judge": {"kind": "local", "model": ""}}, None, False),
         ({"index": {"kind": "exact"}}, None, False),
-        ({"index": {"encoder": None, "folder": "absent"}}, None, False),
+        ({"index": {"encoder": "", "folder": "absent"}}, None, False),
         ({"index": {"kind": "remote", "url": "http://host:1"}}, True, False),
         ({"lora": {"rank": 4}}, True, False),
         ({"policies": (("policy", "absent"),)}, None, None),
@@ -459,10 +454,10 @@ def test_uncounted_models_make_a_fit_unknown(
     monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: UPDATE)
     sampling = {"bytes": 1, "weight_bytes": 1, "compile_s": 1.0}
     monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_, **__: sampling)
-    values = plan_values({"objective": RUN.objective, "optimizer": RUN.optimizer} | section)
+    job = build(Job, vars(small_job(2)) | section)
     for memory, expected in ((2**40, fits), (1, fits_little)):
         monkeypatch.setattr("jax_ragrl.plan.memory_of", lambda _, memory=memory: memory)
-        result = plan(build(PlanConfig, values), SMALL, jax.devices())
+        result = plan(job, SMALL, jax.devices())
         assert result["fits"] is expected
         names = [text.partition(":")[0].partition(".")[0] for text in result["uncounted"]]
         (first_key, *_) = (*section, "")
@@ -483,7 +478,7 @@ def test_the_peak_is_the_permanent_memory_and_one_program(monkeypatch):
     result = plan(RUN, SMALL, jax.devices())
     assert result["peak_bytes"] - result["state_bytes"] == 100 + 10 + 20 + 1000 + (3 + 5)
     # Stale rollouts run during the update.
-    stale = plan(dataclasses.replace(RUN, staleness=1), SMALL, jax.devices())
+    stale = plan(small_job(staleness=1), SMALL, jax.devices())
     assert stale["peak_bytes"] == result["peak_bytes"] + 2
 
 

@@ -8,18 +8,17 @@ import pytest
 
 from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.objective import Objective
-from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.published import published_config
-from jax_ragrl.plan import PlanConfig
 from jax_ragrl.plan.abstract_arrays import TooLargeError
 from jax_ragrl.plan.fit import fit, meshes
 from jax_ragrl.plan.index_place import index_place
 from jax_ragrl.plan.other_models import OtherModels
 from jax_ragrl.plan.simulate import Workload, parse_workload, simulate
 from jax_ragrl.plan.text import plan_text
+from jax_ragrl.run.config import Job
+from tests.plan.jobs import small_job
 
 COLLECTIVES = {"all-gather": {"count": 28, "bytes": 3_000_000_000}}
 WORK = {"flops": 1e15, "hbm_bytes": 10**9, "kernels": 639, "collectives": {}}
@@ -139,8 +138,7 @@ def test_devices_that_cannot_be_simulated_are_refused():
         simulate(planned(speed=None, device="cpu"), WORKLOAD, 8)
 
 
-RUN = PlanConfig(Objective(critic="none", advantage="group_normalised"), Optimizer(1e-3),
-                 packing=Layout(row_lengths=(1024,), tokens_per_device=4096))  # fmt: skip
+RUN = small_job(packing=Layout(row_lengths=(1024,), tokens_per_device=4096), mesh=())
 SMALL = DecoderConfig(512, 256, 1024, 1, 4, 2, 64)
 
 
@@ -155,7 +153,7 @@ def test_every_mesh_leaves_wide_columns_and_divides_the_model(name, devices):
         assert config.num_kv_heads % tensor == 0
 
 
-def memory_of_changes(run: PlanConfig) -> dict[str, Any]:
+def memory_of_changes(run: Job) -> dict[str, Any]:
     """A plan whose memory falls with recomputation and with smaller batches."""
     factor = {"none": 16, "dots": 6, "full": 2}[run.remat]
     return planned(peak_bytes=factor * run.packing.tokens_per_device, memory_bytes=20_000)
@@ -172,7 +170,7 @@ def test_the_fitted_config_recomputes_the_least_that_fits():
 
 def test_an_index_that_is_too_large_gets_a_server_per_host():
     def with_index(size: int) -> dict[str, Any]:
-        def planned_run(run: PlanConfig) -> dict[str, Any]:
+        def planned_run(run: Job) -> dict[str, Any]:
             result = memory_of_changes(run)
             sections = {"index": {"weight_bytes": size - 100, "temporary_bytes": 100}}
             peak = result["peak_bytes"] + size
@@ -196,7 +194,7 @@ def test_programs_that_no_tpu_compiles_do_not_fit():
     """An update is too large without recomputation; a sampler depends on the mesh alone."""
     tried = []
 
-    def too_large(run: PlanConfig) -> dict[str, Any]:
+    def too_large(run: Job) -> dict[str, Any]:
         tried.append((run.mesh, run.remat))
         if run.mesh == (4, 2, 1):
             raise TooLargeError("sampling does not fit", "sampling")
