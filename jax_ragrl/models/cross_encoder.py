@@ -7,7 +7,6 @@ sentence-transformers uses them (Nogueira and Cho 2019, arXiv 1901.04085).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -27,9 +26,7 @@ from jax_ragrl.models.module_weights import Path, leaf_name, load_module
 from jax_ragrl.models.pooling import ACTIVATIONS, first_pool, mean_pool
 from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.models.sentence_files import SETTINGS, max_length, read_json
-from jax_ragrl.models.text_batches import length_batches, pad_rows
-from jax_ragrl.runtime.dispatch import in_order
-from jax_ragrl.runtime.free_work import count_elements, free_tokens
+from jax_ragrl.models.text_batches import run_in_batches
 
 FORMS = (
     "give the folder of a cross-encoder, or OWNER/NAME of one on the Hugging Face Hub, such as "
@@ -100,15 +97,6 @@ class ScoreModel(nnx.Module):
 HEAD_ACTIVATIONS = bert.ACTIVATIONS | {"tanh": jax.numpy.tanh}
 
 
-@in_order
-@functools.partial(jax.jit, static_argnames=("graph",))
-def score_tokens(
-    graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: Array, types_BL: Array
-) -> Array:
-    """Returns the logits of padded pairs, float32 `[B]`, by a split `ScoreModel`."""
-    return nnx.merge(graph, state)(ids_BL, mask_BL, types_BL)
-
-
 class CrossEncoder:
     """Scores pairs of texts of at most `longest` tokens; `load_cross_encoder` returns one.
 
@@ -137,18 +125,8 @@ class CrossEncoder:
         if not pairs:
             return np.zeros(0, np.float32)
         ids, types = self._tokenize(pairs)
-        logits_N = np.zeros(len(pairs), np.float32)
-        free = free_tokens(count_elements(self._state))
-        batches = list(length_batches([len(row) for row in ids], free=free))
-        # All batches are queued before the first is fetched: the devices never wait for the host.
-        outputs = []
-        for rows in batches:
-            texts, segments = [ids[n] for n in rows], [types[n] for n in rows]
-            batch = pad_rows(texts, self.backbone.pad_id, self.longest, types=segments, free=free)
-            arrays = jax.device_put(tuple(batch))
-            outputs.append(score_tokens(self._graph, self._state, *arrays))
-        for rows, logits_R in zip(batches, outputs, strict=True):
-            logits_N[rows] = jax.device_get(logits_R)[: len(rows)]  # the others are padding
+        pad_id = self.backbone.pad_id
+        logits_N = run_in_batches(self._graph, self._state, ids, pad_id, self.longest, types)
         return np.asarray(jax.device_get(ACTIVATIONS[self.activation](jax.device_put(logits_N))))
 
     def _tokenize(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], Any]:

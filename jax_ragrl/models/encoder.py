@@ -7,7 +7,6 @@ is one of `backbones.py`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import importlib.util
 import pathlib
@@ -19,7 +18,6 @@ import jax
 import numpy as np
 import transformers
 from flax import nnx
-from jax import Array
 from tokenizers import normalizers
 
 from jax_ragrl.corpus.chunks import Units
@@ -39,19 +37,8 @@ from jax_ragrl.models.sentence_files import (
     read_settings,
     transformer_settings,
 )
-from jax_ragrl.models.text_batches import length_batches, pad_rows
-from jax_ragrl.runtime.dispatch import in_order
-from jax_ragrl.runtime.free_work import count_elements, free_tokens
-from jax_ragrl.runtime.sharding import (
-    accelerators,
-    data_parallel_size,
-    make_mesh,
-    mesh_context,
-    mesh_of,
-    replicate,
-    shard_batch,
-    to_host,
-)
+from jax_ragrl.models.text_batches import run_in_batches
+from jax_ragrl.runtime.sharding import accelerators, make_mesh, mesh_of, replicate
 from jax_ragrl.types import Passage
 
 MINILM = "minilm"
@@ -60,13 +47,6 @@ FORMS = (
     "give the folder of a text encoder, OWNER/NAME of one on the Hugging Face Hub, 'minilm' or "
     "'hashed'"
 )
-
-
-@in_order
-@functools.partial(jax.jit, static_argnames=("graph",))
-def embed_tokens(graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: Array) -> Array:
-    """Returns the vectors of padded token ids, float32 `[B, D]`, by a split `SentenceModel`."""
-    return nnx.merge(graph, state)(ids_BL, mask_BL)
 
 
 class TextEncoder:
@@ -87,7 +67,6 @@ class TextEncoder:
     ):
         self.backbone, self.settings = backbone, settings
         self._graph, self._state = nnx.split(model)
-        self._mesh = mesh_of(self._state)
         self._tokenizer = tokenizer
         self._source, self._weights = source, weights
         layers = list(model.dense)
@@ -105,29 +84,12 @@ class TextEncoder:
         check_ids(rows, self.backbone)
         return rows
 
-    def _embed(self, rows: Sequence[Sequence[int]]) -> Array:
-        devices, free = self._devices_and_free_tokens()
-        pad_id, longest = self.backbone.pad_id, self.settings.max_length
-        batch = pad_rows(rows, pad_id, longest, devices=devices, free=free)
-        ids_RL, mask_RL = shard_batch((batch.ids, batch.mask), self._mesh)
-        with mesh_context(self._mesh):
-            return embed_tokens(self._graph, self._state, ids_RL, mask_RL)
-
-    def _devices_and_free_tokens(self) -> tuple[int, int]:
-        free = free_tokens(count_elements(self._state), self._mesh)
-        return data_parallel_size(self._mesh), free
-
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of texts without a prefix, float32 `[N, D]`."""
-        ids = self.tokenize(texts)
-        vectors_ND = np.zeros((len(texts), self.dimension), np.float32)
-        devices, free = self._devices_and_free_tokens()
-        batches = list(length_batches([len(row) for row in ids], devices=devices, free=free))
-        # All batches are queued before the first is fetched: the devices never wait for the host.
-        outputs = [self._embed([ids[n] for n in batch]) for batch in batches]
-        for batch, batch_RD in zip(batches, outputs, strict=True):
-            vectors_ND[batch] = to_host(batch_RD)[: len(batch)]  # rows after these are padding
-        return vectors_ND
+        if not texts:
+            return np.zeros((0, self.dimension), np.float32)
+        ids, longest = self.tokenize(texts), self.settings.max_length
+        return run_in_batches(self._graph, self._state, ids, self.backbone.pad_id, longest)
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
         """Returns the vectors of queries, float32 `[Q, D]`."""

@@ -6,12 +6,25 @@ is padded to 128 costs a quarter more.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
+from jax import Array
+
+from jax_ragrl.runtime.dispatch import in_order
+from jax_ragrl.runtime.free_work import count_elements, free_tokens
+from jax_ragrl.runtime.sharding import (
+    data_parallel_size,
+    mesh_context,
+    mesh_of,
+    shard_batch,
+    to_host,
+)
 
 ROW_BUCKETS = (1, 4, 16, 64)
 # Steps of an eighth of the length, so that at most that share of a batch is padding.
@@ -132,3 +145,41 @@ def pad_rows(
         if types is not None:
             batch.types[n, : len(row)] = types[n]
     return batch
+
+
+@in_order
+@functools.partial(jax.jit, static_argnames=("graph",))
+def run_model(graph: nnx.GraphDef, state: nnx.State, *arrays: Array) -> Array:
+    """Returns the output of a split module of texts, whose fields of `TextBatch` are the arrays."""
+    return nnx.merge(graph, state)(*arrays)
+
+
+def run_in_batches(
+    graph: nnx.GraphDef,
+    state: nnx.State,
+    rows: Sequence[Sequence[int]],
+    pad_id: int,
+    max_length: int,
+    types: Sequence[Sequence[int]] | None = None,
+) -> np.ndarray:
+    """Returns the output of a split module for each text, in order; there is at least one text.
+
+    `rows` are token ids; `types`, `pad_id` and `max_length` are as in `pad_rows`. The devices of
+    the module's mesh share each batch.
+    """
+    mesh = mesh_of(state)
+    devices, free = data_parallel_size(mesh), free_tokens(count_elements(state), mesh)
+    batches = list(length_batches([len(row) for row in rows], devices=devices, free=free))
+    # All batches are queued before the first is fetched: the devices never wait for the host.
+    outputs = []
+    for numbers in batches:
+        own = None if types is None else [types[n] for n in numbers]
+        texts = [rows[n] for n in numbers]
+        batch = pad_rows(texts, pad_id, max_length, types=own, devices=devices, free=free)
+        with mesh_context(mesh):
+            arrays = shard_batch(batch[:2] if types is None else tuple(batch), mesh)
+            outputs.append(run_model(graph, state, *arrays))
+    result = np.zeros((len(rows), *outputs[0].shape[1:]), outputs[0].dtype)
+    for numbers, output in zip(batches, outputs, strict=True):
+        result[numbers] = to_host(output)[: len(numbers)]  # rows after these are padding
+    return result

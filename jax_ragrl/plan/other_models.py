@@ -194,7 +194,7 @@ def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
     length = max(lengths, key=lambda n: text_batches.max_rows(n) * n**2)
     rows = (text_batches.max_rows(length), length)
     ids, mask = (replicated_array(rows, dtype, device) for dtype in (jnp.int32, jnp.bool_))
-    facts = compile_program(encoder.embed_tokens.lower(graph, state, ids, mask), device).facts
+    facts = compile_program(text_batches.run_model.lower(graph, state, ids, mask), device).facts
     return {"texts": list(rows), "weight_bytes": bytes_of(state), **facts}
 
 
