@@ -1,5 +1,6 @@
 """Parsers of roles and replies: none raises, errors have a sentence, and a text is read once."""
 
+import functools
 import gc
 import time
 
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.systems.baselines import agents, standard
-from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG, parse_class
+from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, FINISH, SEARCH, parse_marked, parse_react
 from jax_ragrl.systems.baselines.executor import SearchAgent
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
 from jax_ragrl.systems.baselines.iterative import IRCoT, parse_thought
+from jax_ragrl.systems.baselines.script import parse_letter
 from jax_ragrl.systems.baselines.self_rag import SelfRAG, critique, parse_verdict
-from jax_ragrl.systems.baselines.slim_plm import SlimPLM, parse_draft, parse_gate
+from jax_ragrl.systems.baselines.slim_plm import SlimPLM, parse_draft
 from jax_ragrl.systems.baselines.standard import interleave, parse_grade, parse_queries
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.systems.coda import CoDA
@@ -99,6 +101,9 @@ def test_a_thought_is_a_prefix_of_the_turn(text):
     assert not text_marked.valid or text.startswith(text_marked.thought.removesuffix(END))
 
 
+parse_abc = functools.partial(parse_letter, letters="ABC", fault="Invalid Class")
+
+
 @pytest.mark.parametrize(
     ("parse", "text", "action", "argument"),
     [
@@ -142,10 +147,8 @@ def test_a_thought_is_a_prefix_of_the_turn(text):
         (parse_verdict, " Yes, it does", "yes", ""),
         (parse_verdict, '"No."\nbecause', "no", ""),
         *((parse_verdict, text, "", "") for text in ("", "yesterday", "it is: yes", "not")),
-        (parse_class, " B\n", "B", ""),
-        *((parse_class, text, "", "") for text in ("", "AB", "a", "A: none")),
-        (parse_gate, "A ", "A", ""),
-        *((parse_gate, text, "", "") for text in ("", "C", "b", "AB")),
+        (parse_abc, " B\n", "B", ""),
+        *((parse_abc, text, "", "") for text in ("", "D", "AB", "a", "A: none")),
         *((parse_grade, text, "", "") for text in ("", "ten", "11", "100", "-")),
         *((parse_queries, text, "", "") for text in ("", " \n- \n", '""', '" "')),
     ],

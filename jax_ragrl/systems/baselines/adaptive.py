@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jax_ragrl.rollout.effects import Generate, Search
-from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
+from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.system import Steps, StrategyChoice
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.examples import ChatExample
@@ -33,12 +33,6 @@ STRATEGIES = {NONE: "none", SINGLE: "single", MULTI: "multi"}
 CLASSES = {NO_RETRIEVAL: NONE, RETRIEVAL: SINGLE, PLANNING: MULTI}
 
 
-def parse_class(text: str) -> ParsedAction:
-    """Parses exactly one of the letters A, B, C."""
-    letter = text.strip()
-    return ParsedAction(letter) if letter in STRATEGIES else invalid_action("Invalid Class")
-
-
 @dataclasses.dataclass(frozen=True)
 class AdaptiveRAG(ScriptedSystem):
     """Classifies the question, then answers directly, from one search, or by IRCoT."""
@@ -50,7 +44,7 @@ class AdaptiveRAG(ScriptedSystem):
     @property
     def roles(self) -> Mapping[str, Role]:
         """The classifier; greedy."""
-        return {CLASSIFIER: letter_role(CLASSIFIER, parse_class, "[ABC]")}
+        return {CLASSIFIER: letter_role(CLASSIFIER, "ABC", "Invalid Class")}
 
     def steps(self, question: Question) -> Steps:
         """Yields the classification, then the effects of the strategy."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 from jax_ragrl.rollout.effects import CallLLM, Done
-from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import Fault, Steps, Used
 from jax_ragrl.text.prompts import question_turn, template
 from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
@@ -55,10 +56,18 @@ class ScriptedSystem(abc.ABC):
         yield Done(text, "answered")
 
 
-def letter_role(name: str, parse: Callable[[str], ParsedAction], letters: str) -> Role:
-    """Returns a role of one greedy token, which the mask `letters` limits, such as `[AB]`."""
-    sampling = Sampling(0.0, 1.0, 1)
-    return Role(name, parse, sampling, allowed_token_regex=letters, action_regex=letters)
+def letter_role(name: str, letters: str, fault: str) -> Role:
+    """Returns a role of one greedy token, one of some `letters`; any other is a `fault`."""
+    parse = functools.partial(parse_letter, letters=letters, fault=fault)
+    mask, sampling = f"[{letters}]", Sampling(0.0, 1.0, 1)
+    return Role(name, parse, sampling, allowed_token_regex=mask, action_regex=mask)
+
+
+def parse_letter(text: str, letters: str, fault: str) -> ParsedAction:
+    """Parses exactly one of some letters."""
+    letter = text.strip()
+    is_valid = len(letter) == 1 and letter in letters
+    return ParsedAction(letter) if is_valid else invalid_action(fault)
 
 
 def report_fault(reply: ParsedAction) -> Steps:

@@ -39,13 +39,6 @@ def parse_draft(text: str) -> ParsedAction:
     return ParsedAction("Draft", (draft,)) if draft else invalid_action("Empty Draft")
 
 
-def parse_gate(text: str) -> ParsedAction:
-    """Parses exactly one of the letters A and B."""
-    letter = text.strip()
-    valid = letter in (SKIP_SEARCH, NEEDS_SEARCH)
-    return ParsedAction(letter) if valid else invalid_action("Invalid Gate")
-
-
 @dataclasses.dataclass(frozen=True)
 class SlimPLM(ScriptedSystem):
     """Drafts and judges; searches with at most `queries` queries if the draft is not trusted.
@@ -66,7 +59,7 @@ class SlimPLM(ScriptedSystem):
         short, queries = Sampling(0.0, 1.0, 128), rf"{_QUERY}(?:\n{_QUERY})*"
         return {
             DRAFTER: Role(DRAFTER, parse_draft, short, action_regex=lines()),
-            GATE: letter_role(GATE, parse_gate, "[AB]"),
+            GATE: letter_role(GATE, "AB", "Invalid Gate"),
             REWRITER: Role(REWRITER, parse_queries, short, action_regex=queries),
         }
 
