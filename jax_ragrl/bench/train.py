@@ -32,6 +32,7 @@ from jax_ragrl.learner.update import optimize
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.published import published_config
+from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.runtime import memory
 
 # Without a critic and without KL: the step then has one model.
@@ -220,22 +221,19 @@ def time_step(step: Callable[[], Any], repeats: int) -> Timing:
 def train_flops(work: TrainWork, groups: Sequence[Sequence[Turn]]) -> float:
     """Operations of one forward and backward pass over groups, without recomputation.
 
-    Two operations per weight and token; two products per pair of a token and a token that it
-    attends to; the head for scored tokens only. The backward pass costs twice the forward pass.
+    See `plan.operations`; the head is for scored tokens only, and the backward pass costs twice the
+    forward pass.
     """
-    c = work.config()
-    # The embedding is a lookup and costs no operations; the head is counted separately.
-    heads = c.vocab_size * c.hidden_size
-    body = param_count(c) - heads * (1 if c.tie_embeddings else 2)
-    forward = 0.0
+    c, forward = work.config(), 0.0
+    per_token = layers_flops(c, 0)
+    per_pair = layers_flops(c, 1) - per_token
     for turns in groups:
         sizes = [len(turn.ids) for turn in turns]
         start = len(turns[0].prompt)
         # Causal attention: each action attends to the prompt and to itself, not to its siblings.
         pairs = start * (start + 1) / 2 + sum(n * start + n * (n + 1) / 2 for n in sizes)
-        forward += 2 * body * (start + sum(sizes)) + 2 * heads * sum(sizes)
-        # Two products per pair, of queries with keys and of probabilities with values.
-        forward += 4 * c.num_layers * c.num_heads * c.head_dim * pairs
+        forward += per_token * (start + sum(sizes)) + per_pair * pairs
+        forward += head_flops(c) * sum(sizes)
     return 3 * forward
 
 

@@ -41,7 +41,7 @@ def test_tokens_are_counted_for_both_row_layouts():
 def test_the_operations_of_a_step_match_a_manual_count():
     """One layer: weights, pairs of attending tokens, head; the backward pass counts twice."""
     (turns,) = [SMALL.turns()[:3]]
-    weights = 2 * 128 + 4 * 128 * 128 + 3 * 128 * 256 + 2 * 32 + 128  # norms and projections
+    weights = 4 * 128 * 128 + 3 * 128 * 256
     pairs = 20 * 21 // 2 + 3 * (4 * 20 + 4 * 5 // 2)
     forward = 2 * weights * 32 + 2 * 1024 * 128 * 12 + 4 * 128 * pairs
     assert train_flops(SMALL, [turns]) == pytest.approx(3 * forward)
