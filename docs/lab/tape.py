@@ -30,7 +30,7 @@ from flax import nnx
 
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sampling.counters import SamplingCounters
+from jax_ragrl.sampling.batches import SamplingCounters
 from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes
 from jax_ragrl.sampling.weights import for_sampling
 

@@ -13,7 +13,7 @@ from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
 from jax_ragrl.rollout.engine import EngineSampler
 from jax_ragrl.rollout.roles import TOO_LONG, Role
 from jax_ragrl.rollout.tree import Action
-from jax_ragrl.sampling.counters import SamplingCounters
+from jax_ragrl.sampling.batches import SamplingCounters
 from jax_ragrl.sampling.jobs import SamplingJob
 from jax_ragrl.sampling.sampler import JobSampler, Shapes
 from jax_ragrl.text.thoughts import CLOSE

@@ -29,7 +29,6 @@ from jax_ragrl.runtime.sharding import (
     shard_batch,
     to_host,
 )
-from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import (
     DecodeState,
     Grammar,
@@ -43,6 +42,23 @@ from jax_ragrl.sampling.pages import ContextCache
 # The numbers of some prompts of a batch, and the samples of their rows, on the host.
 PartialSamples = tuple[np.ndarray, Samples]
 Finish = Callable[[], list[PartialSamples]]
+
+
+@dataclasses.dataclass
+class SamplingCounters:
+    """Work of a sampler so far, on all devices of a process.
+
+    Fields:
+      tokens: new tokens that belong to an action.
+      row_steps: rows times decode steps; a row that is done, or that is padding, counts as well.
+      prefill_tokens: tokens of prompts that were run, padding included.
+      programs: calls of a compiled program that decodes or prefills.
+    """
+
+    tokens: int = 0
+    row_steps: int = 0
+    prefill_tokens: int = 0
+    programs: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,13 @@ from jax_ragrl.runtime.free_work import count_elements, free_tokens
 from jax_ragrl.runtime.progress import progress
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.runtime.small_programs import start, uses_one_core
-from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
+from jax_ragrl.sampling.batches import (
+    Finish,
+    PartialSamples,
+    PromptBatch,
+    SamplingCounters,
+)
 from jax_ragrl.sampling.contexts import PAGE
-from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import CHECK_STRIDE, Samples
 from jax_ragrl.sampling.grouping import (
     Chunk,
