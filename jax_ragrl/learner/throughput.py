@@ -8,21 +8,15 @@ import jax
 
 from jax_ragrl.learner.state import Policy
 from jax_ragrl.runtime.free_work import count_elements
+from jax_ragrl.runtime.topology import CEILINGS
 
-# Peak bfloat16 operations per second from the vendors' data sheets, by a prefix of JAX's name of
-# the device; the longest matching prefix counts. A TPU7x chip appears as two devices.
+# Peak bfloat16 operations per second by a prefix of JAX's name of the device; the longest matching
+# prefix counts.
 PEAKS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-    "TPU v4": 275e12,
-    "TPU v5": 459e12,
-    "TPU v5 lite": 197e12,
-    "TPU v6 lite": 918e12,
-    "TPU7x": 2307e12 / 2,
+    f"NVIDIA {name.upper()}": CEILINGS[name].flops for name in ("a100", "h100", "h200", "b200")
 }
+PEAKS |= {"NVIDIA H100 PCIe": 756e12}
+PEAKS |= {name: x.flops for name, x in CEILINGS.items() if name.startswith("TPU")}
 
 
 def peak_flops(device: str) -> float | None:

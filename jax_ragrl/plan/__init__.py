@@ -20,11 +20,9 @@ from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.published import published_config
 from jax_ragrl.plan.abstract_arrays import fitting
-from jax_ragrl.plan.ceilings import ceilings_of
 from jax_ragrl.plan.fit import SAMPLING
 from jax_ragrl.plan.index_memory import index_memory
-from jax_ragrl.plan.index_place import index_place
-from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh
+from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh, index_place
 from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
 from jax_ragrl.plan.speed import (
     checkpoint_bytes,
@@ -35,9 +33,10 @@ from jax_ragrl.plan.speed import (
 )
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.indicators import OFF
+from jax_ragrl.run.models import initial_models
 from jax_ragrl.runtime.free_work import free_tokens
 from jax_ragrl.runtime.sharding import make_mesh
-from jax_ragrl.runtime.topology import memory_of
+from jax_ragrl.runtime.topology import CEILINGS, memory_of
 
 # All devices, with an fsdp axis that suits the narrowest policy.
 ALL_DEVICES = (-1, -1, 1)
@@ -128,7 +127,8 @@ def _speed(
 ) -> dict[str, Any]:
     """The sections about time, programs and disk."""
     largest = max(policies.values(), key=lambda policy: param_count(policy.config))
-    parameters, ceilings = param_count(largest.config), ceilings_of(mesh.devices.flat[0])
+    parameters = param_count(largest.config)
+    ceilings = CEILINGS.get(mesh.devices.flat[0].device_kind)
     # Those that are worth a program on the devices of the mesh.
     shapes = job.shapes.coarse(free_tokens(parameters, mesh))
     packing = job.packing.coarse(free_tokens(parameters, mesh, is_trained=True))
@@ -155,22 +155,17 @@ def policies_of(job: Job, config: DecoderConfig) -> tuple[dict[str, PlannedPolic
 
     Policies that `job.policies` does not contain have the architecture `config`.
     """
-    folders, unknown = dict(job.policies), []
-    learners = sorted(set(job.policy_of.values()))
-    if invalid := [name for name in folders if name not in learners]:
-        names = ", ".join(learners)
-        raise UserError(f"policies names {invalid[0]!r}: this system has {names}")
-    policies = {}
-    for name in learners:
+    own, policies, unknown = dict(job.policies), {}, []
+    for name, model in initial_models(job).items():
         try:
-            policy = config_named(folders[name]) if folders.get(name) else config
+            policy = config_named(model) if own.get(name) else config
         except UserError as error:
             policy = config
             unknown.append(f"policies.{name}: counted as --shape ({error})")
         policy = dataclasses.replace(
             policy, dtype=job.compute_dtype, remat=job.remat, attention_impl=job.attention
         )
-        policies[name] = PlannedPolicy(folders.get(name) or job.policy, policy, job.lora)
+        policies[name] = PlannedPolicy(model, policy, job.lora)
     return policies, unknown
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.plan.abstract_arrays import TooLargeError
-from jax_ragrl.plan.index_place import REMOTE, SERVER
+from jax_ragrl.plan.other_models import REMOTE, SERVER
 from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.sharding import widest_fsdp
 

@@ -1,4 +1,4 @@
-"""Operations (FLOPs) of forward and backward passes, from the shapes of a decoder.
+"""Operations (FLOPs) of forward and backward passes, and the time that a program takes at least.
 
 Counted are matrix products, two operations per multiplication; XLA's own count takes the body of a
 loop once. N is the number of weights in the layers' matrices, a layer's attention over S keys has
@@ -9,7 +9,11 @@ loop once. N is the number of weights in the layers' matrices, a layer's attenti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.runtime.topology import Ceilings
 
 
 def layer_weight_count(c: DecoderConfig) -> int:
@@ -49,3 +53,23 @@ def gradient_flops(c: DecoderConfig, length: int, *, adapters: bool) -> float:
     # Attention has no weights: its backward pass always has two products for each one forward.
     layers = passes * layers_flops(c, 0) + (3 + (c.remat == "full")) * attention
     return layers + (1 + backward) * head_flops(c)
+
+
+def time_at_least(work: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
+    """Returns the seconds of a program that uses one of the ceilings fully.
+
+      seconds = max(flops / peak, hbm bytes / bandwidth, collective bytes / link)
+
+    Source: Williams et al. 2009 (roofline). Real programs are slower: they overlap imperfectly.
+    `work` has `flops`, `hbm_bytes` and `collectives` per device; the result `seconds_at_least`, and
+    `bound`: compute, memory or network.
+    """
+    # Kinds of collectives share the links of a device, so their bytes add.
+    network = sum(kind["bytes"] for kind in work["collectives"].values())
+    seconds = {
+        "compute": work["flops"] / ceilings.flops,
+        "memory": work["hbm_bytes"] / ceilings.bandwidth,
+        "network": network / ceilings.link,
+    }
+    bound = max(seconds, key=lambda name: seconds[name])
+    return {"seconds_at_least": seconds[bound], "bound": bound}

@@ -32,8 +32,8 @@ from jax_ragrl.plan.abstract_arrays import (
     compile_program,
     replicated_array,
 )
-from jax_ragrl.plan.ceilings import ceilings_of, time_at_least
 from jax_ragrl.plan.index_memory import parts_of
+from jax_ragrl.plan.operations import time_at_least
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.exact import (
@@ -54,11 +54,15 @@ from jax_ragrl.retrieval.kinds import (
 )
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.runtime.sharding import part_of_process
-from jax_ragrl.runtime.topology import describe_devices
+from jax_ragrl.runtime.topology import CEILINGS, describe_devices
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import SAMPLING_RULES
 
 DEPTH = 16  # passages per search, which hardly affects its memory
+# The places of exact indexes: the devices of each host, or one server per host.
+DEVICES, SERVER = "devices", "server"
+# The config of a run that asks a server on its own host ('ragrl serve retriever').
+REMOTE = {"index.kind": "remote", "index.url": "http://localhost:8001"}
 
 
 class OtherModels(NamedTuple):
@@ -131,6 +135,20 @@ def count_other_models(
     return others
 
 
+def index_place(others: OtherModels, peak: int, memory: int | None) -> dict[str, Any]:
+    """Chooses the place of the exact indexes of a run and of their encoders; empty without any.
+
+    `peak` are the bytes of the fullest device with all models, `memory` those of a device, if
+    known. Returns `device_bytes` of indexes, encoders and searches, and the `place`: `DEVICES`, or
+    `SERVER` if the run fits without them alone.
+    """
+    if not any(name.startswith("index") for name in others.sections):
+        return {}
+    own = others.search_bytes
+    needs_server = memory is not None and peak - own < memory <= peak
+    return {"place": SERVER if needs_server else DEVICES, "device_bytes": own}
+
+
 def config_by_name(name: str) -> DecoderConfig:
     """Returns the architecture of a model by its name; reads no weights."""
     if not name:
@@ -159,7 +177,7 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
         # The vectors alone exceed the memory of the device.
         return counts | {"temporary_bytes": 0, "compile_s": 0.0}
     counts |= {**program.facts, "queries": batch}
-    if ceilings := ceilings_of(device.devices.flat[0]):
+    if ceilings := CEILINGS.get(device.devices.flat[0].device_kind):
         work = {"flops": 2 * batch * size * width, **program.traffic().facts()}
         counts |= time_at_least(work, ceilings)
     return counts

@@ -13,10 +13,10 @@ from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import PLAIN_FROM, Layout
 from jax_ragrl.learner.update import scores_before_update
 from jax_ragrl.models.config import DecoderConfig
-from jax_ragrl.plan.ceilings import Ceilings, time_at_least
-from jax_ragrl.plan.operations import gradient_flops, score_flops
+from jax_ragrl.plan.operations import gradient_flops, score_flops, time_at_least
 from jax_ragrl.plan.policies import PlannedPolicy
 from jax_ragrl.runtime.sharding import data_parallel_size
+from jax_ragrl.runtime.topology import Ceilings
 from jax_ragrl.sampling.grouping import rest_lengths
 from jax_ragrl.sampling.sampler import Shapes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_ragrl.plan.index_place import SERVER
+from jax_ragrl.plan.other_models import SERVER
 
 Row = tuple[str, str]
 UNITS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))

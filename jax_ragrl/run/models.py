@@ -64,10 +64,14 @@ def mesh_of_shape(shape: tuple[int, ...], policies: Sequence[str]) -> Mesh | Non
 
 
 def initial_models(job: Job) -> dict[str, str]:
-    """Returns the name of the model that each policy starts from, by policy."""
+    """Returns the model that each policy starts from, by policy; `UserError` for an unknown one."""
     # Sorted, so that every process loads the policies in one order and gives them equal seeds.
+    names = sorted(set(job.policy_of.values()))
     own = {name: model or job.policy for name, model in job.policies}
-    return dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | own
+    if unknown := sorted(own.keys() - set(names)):
+        valid_names = ", ".join(dict.fromkeys([*names, *job.policy_of]))
+        raise UserError(f"policies names {unknown[0]!r}: this system has {valid_names}")
+    return dict.fromkeys(names, job.policy) | own
 
 
 def load_policies(
@@ -82,11 +86,7 @@ def load_policies(
       UserError: a policy is unknown, the policies have different tokenizers, or their tokenizer
         cannot write a strict grammar.
     """
-    names = sorted(set(job.policy_of.values()))
     folders = initial_models(job)
-    if unknown := sorted(set(folders) - set(names)):
-        valid_names = ", ".join(dict.fromkeys([*names, *job.policy_of]))
-        raise UserError(f"policies names {unknown[0]!r}: this system has {valid_names}")
     dtype = dtype or ("float32" if job.lora is None else job.compute_dtype)
     load = load or shared_loader()
     by_folder = {folder: load(folder, mesh, dtype) for folder in sorted(set(folders.values()))}
@@ -105,7 +105,7 @@ def load_policies(
             name: add_lora(policy, job.lora, rngs=nnx.Rngs(job.seed + i))
             for i, (name, policy) in enumerate(policies.items())
         }
-    tokenizer = by_folder[folders[names[0]]][1]
+    tokenizer = by_folder[next(iter(folders.values()))][1]
     for folder, (_, own) in by_folder.items():
         _report(folder, compare_with_roles(folder, own, job))
     systems = (job.recipe.system, job.recipe.evaluation_system)

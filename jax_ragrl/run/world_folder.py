@@ -15,12 +15,14 @@ from jax_ragrl.corpus.formats.flashrag import save_questions
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
-from jax_ragrl.llm.executors import WorldExecutors
+from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.kinds import WorldReaderConfig
 from jax_ragrl.run.config import WorldData
+from jax_ragrl.run.models import load_llm
 from jax_ragrl.run.short_names import json_object
 from jax_ragrl.runtime.caches import new_files
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.sampling.sampler import Shapes
 
 FILE = "world.json"
 READER = "world:"  # the prefix of a reader among the names of language models
@@ -54,7 +56,7 @@ def save_world(settings: WorldData, out: pathlib.Path) -> dict[str, Any]:
     return {"passages": len(world.passages), **counts, "out": str(out)}
 
 
-def load_reader(text: str) -> WorldExecutors:
+def load_reader(text: str) -> FrozenLLM:
     """Loads the reader `world:FOLDER[#SETTINGS]` of a world; `UserError` if there is none.
 
     SETTINGS is a JSON object with keys of `WorldReaderConfig`, such as `{"noise": 0.3}`.
@@ -65,10 +67,4 @@ def load_reader(text: str) -> WorldExecutors:
         raise UserError(f"{file} does not exist: give the --out folder of 'ragrl data world'")
     settings = build(WorldData, json.loads(file.read_text(encoding="utf-8")), FILE)
     reader = build(WorldReaderConfig, json_object(changes or "{}"), "llm")
-    return WorldExecutors(
-        make_world(settings),
-        style=STYLE,
-        limit=reader.max_documents,
-        noise=reader.noise,
-        confusion=reader.confusion,
-    )
+    return load_llm(reader, make_world(settings), STYLE, Shapes())

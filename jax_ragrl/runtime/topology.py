@@ -1,6 +1,7 @@
-"""Descriptions of devices that are not present, detailed enough to compile for them.
+"""Descriptions of devices that are not present, detailed enough to compile for them; speeds.
 
-libtpu describes TPUs; the CUDA plugin of JAX, with the numbers below, describes GPUs.
+libtpu describes TPUs; the CUDA plugin of JAX, with the numbers below, describes GPUs. Speeds are
+the manufacturers' numbers, not measurements.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ class Chip(NamedTuple):
       capability: the compute capability, (major, minor).
       processors: streaming multiprocessors.
       memory: bytes.
-      bandwidth: bytes per second.
       cache: bytes of the second-level cache.
       clock: GHz.
       shared: bytes of shared memory per processor.
@@ -32,7 +32,6 @@ class Chip(NamedTuple):
     capability: tuple[int, int]
     processors: int
     memory: int
-    bandwidth: int
     cache: int
     clock: float
     shared: int
@@ -42,16 +41,46 @@ class Chip(NamedTuple):
 
 # From the data sheets of the manufacturer; memory as `nvidia-smi` or JAX reports it.
 GPUS = {
-    "a100": Chip((8, 0), 108, 84_987_740_160, 2_039 * 10**9, 40 << 20, 1.41, 167_936, 166_912),
-    "h100": Chip((9, 0), 132, 84_942_979_072, 3_352 * 10**9, 50 << 20, 1.98, 233_472, 232_448),
-    "h200": Chip((9, 0), 132, 151_397_597_184, 4_800 * 10**9, 50 << 20, 1.98, 233_472, 232_448),
-    "b200": Chip((10, 0), 148, 183_359 << 20, 8_000 * 10**9, 126 << 20, 1.96, 233_472, 232_448),
-    "a6000": Chip((8, 6), 84, 49_140 << 20, 768 * 10**9, 6 << 20, 1.80, 102_400, 101_376, 1536),
-    "l4": Chip((8, 9), 58, 23_034 << 20, 300 * 10**9, 48 << 20, 2.04, 102_400, 101_376, 1536),
-    "l40s": Chip((8, 9), 142, 46_068 << 20, 864 * 10**9, 96 << 20, 2.52, 102_400, 101_376, 1536),
-    "rtx4090": Chip(
-        (8, 9), 128, 24_564 << 20, 1008 * 10**9, 72 << 20, 2.52, 102_400, 101_376, 1536
-    ),
+    "a100": Chip((8, 0), 108, 84_987_740_160, 40 << 20, 1.41, 167_936, 166_912),
+    "h100": Chip((9, 0), 132, 84_942_979_072, 50 << 20, 1.98, 233_472, 232_448),
+    "h200": Chip((9, 0), 132, 151_397_597_184, 50 << 20, 1.98, 233_472, 232_448),
+    "b200": Chip((10, 0), 148, 183_359 << 20, 126 << 20, 1.96, 233_472, 232_448),
+    "a6000": Chip((8, 6), 84, 49_140 << 20, 6 << 20, 1.80, 102_400, 101_376, 1536),
+    "l4": Chip((8, 9), 58, 23_034 << 20, 48 << 20, 2.04, 102_400, 101_376, 1536),
+    "l40s": Chip((8, 9), 142, 46_068 << 20, 96 << 20, 2.52, 102_400, 101_376, 1536),
+    "rtx4090": Chip((8, 9), 128, 24_564 << 20, 72 << 20, 2.52, 102_400, 101_376, 1536),
+}
+
+
+class Ceilings(NamedTuple):
+    """Speeds of one device.
+
+    Fields:
+      flops: dense bfloat16 operations per second.
+      bandwidth: bytes per second of device memory.
+      link: bytes per second to all neighbors in one direction, by NVLink or else PCI Express.
+    """
+
+    flops: float
+    bandwidth: float
+    link: float
+
+
+# By the kind of a described device. A TPU7x chip is two devices.
+CEILINGS = {
+    "a100": Ceilings(312e12, 2039e9, 300e9),
+    "h100": Ceilings(989e12, 3352e9, 450e9),
+    "h200": Ceilings(989e12, 4800e9, 450e9),
+    "b200": Ceilings(2250e12, 8000e9, 900e9),
+    "a6000": Ceilings(154.8e12, 768e9, 32e9),
+    "l4": Ceilings(121e12, 300e9, 32e9),
+    "l40s": Ceilings(362e12, 864e9, 32e9),
+    "rtx4090": Ceilings(165.2e12, 1008e9, 32e9),
+    "TPU v4": Ceilings(275e12, 1228e9, 300e9),
+    "TPU v5 lite": Ceilings(197e12, 819e9, 200e9),
+    "TPU v5": Ceilings(459e12, 2765e9, 600e9),
+    "TPU v6 lite": Ceilings(918e12, 1640e9, 448e9),
+    "TPU7x": Ceilings(2307e12 / 2, 7380e9 / 2, 600e9 / 2),
 }
 # In GiB, by the compiler's name of the kind.
 TPU_MEMORY = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32, "TPU7x": 96}
@@ -72,7 +101,7 @@ gpu_device_info {{
   block_dim_limit_z: 65535
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
-  memory_bandwidth: {chip.bandwidth}
+  memory_bandwidth: {bandwidth:.0f}
   device_memory_size: {chip.memory}
   l2_cache_size: {chip.cache}
   clock_rate_ghz: {chip.clock}
@@ -94,7 +123,7 @@ def describe_devices(topology: str) -> list[Any]:
             raise ValueError("the name is empty")  # libtpu would describe a TPU v2
         if gpus := re.fullmatch(rf"({'|'.join(GPUS)})(?::([1-9]\d*))?", topology):
             name, place, platform = gpus[1], f"1x1x{gpus[2] or 1}", "cuda"
-            target = TARGET.format(chip=GPUS[name], name=name)
+            target = TARGET.format(chip=GPUS[name], bandwidth=CEILINGS[name].bandwidth, name=name)
             options = {"target_config": target, "topology": place}
         else:
             name, platform = topology, "tpu"

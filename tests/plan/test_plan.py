@@ -28,7 +28,6 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.plan import _programs, config_named, plan, policies_of
 from jax_ragrl.plan.abstract_arrays import TooLargeError, compile_program
-from jax_ragrl.plan.ceilings import Ceilings
 from jax_ragrl.plan.other_models import OtherModels, count_other_models, host_mesh
 from jax_ragrl.plan.policies import (
     PlannedPolicy,
@@ -42,7 +41,7 @@ from jax_ragrl.retrieval.exact import BLOCK, STREAM
 from jax_ragrl.retrieval.kinds import VectorIndex
 from jax_ragrl.run.config import Job
 from jax_ragrl.runtime.sharding import make_mesh
-from jax_ragrl.runtime.topology import GPUS, describe_devices, memory_of
+from jax_ragrl.runtime.topology import CEILINGS, GPUS, Ceilings, describe_devices, memory_of
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from tests.jobs import config_job
@@ -401,7 +400,7 @@ def model_folders(tmp_path):
 
 
 def test_an_index_and_its_encoder_are_counted(model_folders, monkeypatch):
-    monkeypatch.setattr("jax_ragrl.plan.other_models.ceilings_of", lambda _: Ceilings(1e15, 1e9, 1))
+    monkeypatch.setitem(CEILINGS, "cpu", Ceilings(1e15, 1e9, 1))
     index = VectorIndex(str(BERT), "exact", folder=str(model_folders / "index"))
     result = count_other_models(index, {}, RUN.shapes, make_mesh((1, 8, 1), jax.devices()))
     vectors, encoder = result.sections["index"], result.sections["encoder"]

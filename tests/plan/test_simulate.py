@@ -13,8 +13,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.published import published_config
 from jax_ragrl.plan.abstract_arrays import TooLargeError
 from jax_ragrl.plan.fit import fit, meshes
-from jax_ragrl.plan.index_place import index_place
-from jax_ragrl.plan.other_models import OtherModels
+from jax_ragrl.plan.other_models import OtherModels, index_place
 from jax_ragrl.plan.simulate import Workload, parse_workload, simulate
 from jax_ragrl.plan.text import plan_text
 from jax_ragrl.run.config import Job
