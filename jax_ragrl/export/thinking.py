@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import read_object
-from jax_ragrl.models.hf import write_json
+from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 

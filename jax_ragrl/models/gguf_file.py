@@ -24,6 +24,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models import gguf_tokenizer, hf, hf_config, safetensors_io
 from jax_ragrl.models.rope import RopeScaling, frequencies
 from jax_ragrl.runtime.caches import VARIABLE, cache_folder, draft_folder
+from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.progress import Task, progress
 
 SUFFIX = ".gguf"
@@ -149,9 +150,9 @@ class GGUF:
         with progress(f"convert {self.path.name}", "tensor", len(self.tensors)) as bar:
             entries = [self._entry(*row, bar=bar) for row in names]
             safetensors_io.write_shards(folder, entries, SHARD_BYTES)
-        hf.write_json(folder / "config.json", self.config)
+        write_json(folder / "config.json", self.config)
         ids = {name: self.config[name] for name in hf.SPECIAL_IDS if name in self.config}
-        hf.write_json(folder / "generation_config.json", ids)
+        write_json(folder / "generation_config.json", ids)
         tokens = self.fields.below("tokenizer.ggml.")
         gguf_tokenizer.build_tokenizer(tokens).save(str(folder / "tokenizer.json"))
         template = self.fields.get("tokenizer.chat_template")
@@ -159,7 +160,7 @@ class GGUF:
             raise UserError(f"{self.path} has a chat template that is no text: download it again")
         length = self.config["max_position_embeddings"]
         settings = gguf_tokenizer.tokenizer_config(tokens, template, length)
-        hf.write_json(folder / "tokenizer_config.json", settings)
+        write_json(folder / "tokenizer_config.json", settings)
 
     def _entry(
         self, stored: str, name: str, layer: int | None, layout: hf.Layout, bar: Task

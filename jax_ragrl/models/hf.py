@@ -7,7 +7,6 @@ host can be loaded onto a mesh. Saving fetches one tensor of one layer at a time
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -27,6 +26,7 @@ from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, input_axes, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.sharding import Rules, replicate_like, to_host, to_sharding
 from jax_ragrl.text.tokenizer import SPECIAL_IDS, ChatTokenizer
 
@@ -372,10 +372,6 @@ def check_new(folder: str | Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: choose another")
     return folder
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -22,6 +22,7 @@ from jax_ragrl.models.lora import (
     lora_config,
     with_adapter,
 )
+from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.sharding import to_host, tree_shardings
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -75,7 +76,7 @@ def save_lora(
         "use_rslora": False,
         "inference_mode": True,
     }
-    hf.write_json(folder / CONFIG_FILE, config)
+    write_json(folder / CONFIG_FILE, config)
     return folder
 
 
