@@ -7,6 +7,7 @@ from typing import Any
 
 from results import DATA
 
+from jax_ragrl.evaluation.suite import markdown_table as table
 from jax_ragrl.experiments.claims import (
     OPEN,
     Claim,
@@ -14,7 +15,6 @@ from jax_ragrl.experiments.claims import (
     load_claims,
     load_results,
 )
-from jax_ragrl.experiments.comparison import markdown as table
 from jax_ragrl.experiments.pairs import FAILS, HOLDS
 
 COLUMNS = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jax_ragrl.experiments.comparison import markdown as table
+from jax_ragrl.evaluation.suite import markdown_table as table
 from jax_ragrl.experiments.statistics import (
     INTERVAL_ERRORS,
     detectable_difference,

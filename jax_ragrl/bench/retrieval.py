@@ -22,7 +22,7 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.corpus.reading import Reading, load_corpus
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.evaluation.suite import DataSet, parse_data
+from jax_ragrl.evaluation.suite import DataSet, markdown_table, parse_data
 from jax_ragrl.models.safetensors_io import weights_checksum
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.kinds import LISTWISE
@@ -326,9 +326,8 @@ def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
 
 def markdown(values: Mapping[str, Any]) -> str:
     """Returns the result of `table` in Markdown, followed by the errors of its cells."""
-    lines = [values["columns"], ["---"] * len(values["columns"])]
-    lines += [row["cells"].values() for row in values["rows"]]
-    text = "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+    rows = [row["cells"].values() for row in values["rows"]]
+    text = markdown_table(values["columns"], rows)
     errors = (f"- {e['retriever']} on {e['set']}: {e['error']}\n" for e in values["errors"])
     return f"{text}\n{''.join(errors)}".rstrip() + "\n"
 

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import local
@@ -367,9 +367,8 @@ def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
         rows[data] = {name: row for name, row in own.items() if row}
 
     def table(names: Sequence[str], text_of: Callable[[Cell | None], str]) -> str:
-        lines = [["system", *sets], ["---"] * (1 + len(sets))]
-        lines += [[name, *(text_of(rows[d].get(name)) for d in sets)] for name in names]
-        return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        lines = [(name, *(text_of(rows[d].get(name)) for d in sets)) for name in names]
+        return markdown_table(("system", *sets), lines)
 
     scores = " / ".join(METRIC_NAMES[name] for name in CELL_SCORES)
     has_prices = (
@@ -389,6 +388,11 @@ def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
         if (message := cell_error(rows[data].get(name, {})))
     ]
     return page + ("\n" + "".join(errors) if errors else "")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
 def cell_error(cell: Cell) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from jax_ragrl.config.schema import build
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluation.suite import markdown_table
 from jax_ragrl.experiments.arms import (
     Arm,
     Cell,
@@ -27,7 +28,7 @@ from jax_ragrl.experiments.arms import (
     run_cells,
     training_cell,
 )
-from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair, markdown
+from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair
 from jax_ragrl.experiments.measures import is_in_points, title_of
 from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
 from jax_ragrl.experiments.pairs import decide as decide_pair
@@ -250,7 +251,7 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
         for row in results
         for i, line in enumerate(evidence_of(row))
     ]
-    return markdown(COLUMNS, rows)
+    return markdown_table(COLUMNS, rows)
 
 
 def evidence_of(row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

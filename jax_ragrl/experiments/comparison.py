@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluation.suite import markdown_table
 from jax_ragrl.experiments.arms import Cell, Experiment
 from jax_ragrl.experiments.measures import is_of_training, question_mask, title_of, values_of
 from jax_ragrl.experiments.pairs import FAILS, HOLDS, Pair, decide
@@ -199,15 +200,9 @@ def page(result: Mapping[str, Any]) -> str:
         )
         for c in comparisons
     ]
-    first = markdown(("arm", "cells", *titles, *totals), arm_rows)
-    second = markdown(
+    first = markdown_table(("arm", "cells", *titles, *totals), arm_rows)
+    second = markdown_table(
         ("metric", "difference", "points", "95 %, seeds and questions", "p, adjusted", "verdict"),
         rows,
     )
     return f"{first}\n{second}"
-
-
-def markdown(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
-    """A Markdown table."""
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
