@@ -218,7 +218,6 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
 
 
 def load_models(settings: TableSettings) -> TableModels:
-    """Loads the models of a table."""
     shapes = Shapes() if settings.style == "tiny" else Shapes(LENGTHS)
     load = shared_loader()
     llm = load_frozen(settings, shapes, load)
@@ -271,7 +270,6 @@ def build_context(
 
 
 def load_questions(settings: TableSettings) -> Sequence[Question]:
-    """Loads the questions of a table."""
     if settings.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
     return limit_questions(settings, load_answered(settings.questions, settings.fields))

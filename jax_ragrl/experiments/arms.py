@@ -229,7 +229,6 @@ def _check_seeds(experiment: Experiment, arms: set[str], out: pathlib.Path) -> N
 
 
 def cell_values(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
-    """Returns the config of a cell."""
     values = _values_before_imitation(experiment, cell, out)
     # The answers of a shared training begin with the same weights as the training.
     if experiment.arms[cell.arm].sft:

@@ -81,7 +81,6 @@ def evaluations(
 
 
 def write_results(workdir: pathlib.Path, summary: dict[str, Any]) -> None:
-    """Writes the results of an experiment."""
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
 

@@ -49,7 +49,6 @@ def bytes_of(tree: Any, compute: str | None = None) -> int:
 
 
 def with_shardings(tree: Any, shardings: Any) -> Any:
-    """Abstract arrays with the given shardings."""
     return jax.tree.map(
         lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), tree, shardings
     )

@@ -52,14 +52,12 @@ class PlannedPolicy:
     lora: LoRAConfig | None = None
 
     def training_model(self, mesh: Mesh) -> SplitModel:
-        """The abstract model for training."""
         # Full training keeps float32 weights; the base of an adapter has the compute dtype.
         dtype = "float32" if self.lora is None else self.config.dtype
         config = dataclasses.replace(self.config, param_dtype=dtype)
         return self._split(abstract_decoder(config, mesh, lora=self.lora))
 
     def sampling_model(self, mesh: Mesh) -> SplitModel:
-        """The abstract model for rollouts."""
         config = dataclasses.replace(self.config, param_dtype=self.config.dtype)
         return self._split(abstract_decoder(config, mesh, SAMPLING_RULES, self.lora))
 

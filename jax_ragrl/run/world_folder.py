@@ -31,7 +31,6 @@ STYLE = "mao_arag_tiny"
 
 
 def make_world(settings: WorldData) -> World:
-    """Generates the world of some settings."""
     return generate(
         settings.seed,
         settings.size,

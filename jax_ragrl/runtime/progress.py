@@ -44,13 +44,11 @@ class Task:
         self.bar: tqdm.tqdm[None] | None = None
 
     def update(self, count: int) -> None:
-        """Adds finished units."""
         self.done, self._latest = self.done + count, self._clock()
         if self.bar is not None:
             self.bar.update(count)
 
     def describe(self, label: str) -> None:
-        """Replaces the label."""
         self.label = label
         if self.bar is not None:
             self.bar.set_description(label)

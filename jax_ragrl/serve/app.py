@@ -97,7 +97,6 @@ class Service:
         )
 
     def tools(self) -> MCPServer:
-        """The endpoints as tools for agents."""
         search, seconds = self.search, self.limits.seconds
         return mcp.tool_server(search.searches, search.top_k, seconds, self.answers)
 
@@ -137,6 +136,5 @@ class Service:
         return answers
 
     async def models(self, request: Request) -> JSONResponse:
-        """The list of the one served model."""
         model = {"id": self.served_system.name, "object": "model", "created": 0}
         return JSONResponse({"object": "list", "data": [{**model, "owned_by": "jax_ragrl"}]})

@@ -99,7 +99,6 @@ def listen(application: Callable[[], Starlette], name: str, settings: Settings) 
 
 
 def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
-    """Returns a server of an application."""
     config = uvicorn.Config(
         app,
         http="h11",

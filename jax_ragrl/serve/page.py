@@ -32,5 +32,4 @@ def load_page() -> HTMLResponse:
 
 
 async def page(request: Request) -> HTMLResponse:
-    """The page, as an endpoint."""
     return load_page()

@@ -71,7 +71,6 @@ class SearchService:
         return StreamingResponse(_parts(hits, with_scores), media_type="application/json")
 
     def tools(self) -> MCPServer:
-        """The endpoint as a tool for agents."""
         return mcp.tool_server(self.searches, self.top_k, self.limits.seconds)
 
     def describe(self) -> dict[str, Any]:

@@ -31,21 +31,17 @@ class WrappedSystem:
 
     @property
     def style(self) -> str:
-        """The prompt style of the inner system."""
         return self.system.style
 
     @property
     def top_k(self) -> int:
-        """The number of passages per search of the inner system."""
         return self.system.top_k
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The roles of the inner system."""
         return self.system.roles
 
     def steps(self, question: Question) -> Steps:
-        """Yields the effects of the inner system."""
         return self.system.steps(question)
 
 
@@ -173,7 +169,6 @@ class Recipe:
 
     @property
     def evaluation_system(self) -> System:
-        """The system for evaluation."""
         return self.inference or self.system
 
 
@@ -185,7 +180,6 @@ class ChangedRoles(WrappedSystem):
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The changed roles of the inner system."""
         return {name: self.change(role) for name, role in self.system.roles.items()}
 
 

@@ -127,12 +127,10 @@ def _bracketed(text: str, legal: tuple[str, ...]) -> ParsedAction:
 
 
 def render_router(action: str, query: str = "") -> str:
-    """Renders the router's text for an action."""
     return f"[{action}] {query}".rstrip()
 
 
 def render_filter(thought: str, numbers: tuple[int, ...]) -> str:
-    """Renders the filter's text for a selection."""
     return f"Thought: {thought}\nAction: [{', '.join(map(str, numbers))}]"
 
 

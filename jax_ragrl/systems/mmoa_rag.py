@@ -123,17 +123,14 @@ def parse_answer(text: str) -> ParsedAction:
 
 
 def render_queries(queries: tuple[str, ...]) -> str:
-    """Renders the rewriter's text for some queries."""
     return "\n".join(queries)
 
 
 def render_selection(numbers: tuple[int, ...], word: str = DOCUMENT) -> str:
-    """Renders the selector's text for some documents."""
     return ",".join(f"{word}{i}" for i in numbers)
 
 
 def render_answer(answer: str) -> str:
-    """Renders the generator's text for an answer."""
     return f"**{answer}**"
 
 

@@ -183,7 +183,6 @@ class WarmupLog:
         self._recent: collections.deque[Any] = collections.deque(recent, maxlen=every)
 
     def add(self, batch: PackedRows, metrics: Any) -> None:
-        """Adds one step."""
         self._step += 1
         self._tokens += int(np.sum(batch.segments_RL > 0))
         self._recent.append(metrics)

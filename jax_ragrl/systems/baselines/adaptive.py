@@ -43,7 +43,6 @@ class AdaptiveRAG(ScriptedSystem):
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The classifier; greedy."""
         return {CLASSIFIER: letter_role(CLASSIFIER, "ABC", "Invalid Class")}
 
     def steps(self, question: Question) -> Steps:
@@ -60,7 +59,6 @@ class AdaptiveRAG(ScriptedSystem):
 
 
 def classify_prompt(style: str, question: Question) -> tuple[Message, ...]:
-    """Returns the prompt of the classifier."""
     return user_turn(style, "classify", question=question.text)
 
 

@@ -82,7 +82,6 @@ class SearchAgent:
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The agent."""
         how = Sampling(self.temperature, self.top_p, self.max_tokens), self.as_chat_turns
         return {AGENT: tags.turn_role(AGENT, EXECUTOR_ACTIONS, EXECUTOR_NOTES, *how)}
 

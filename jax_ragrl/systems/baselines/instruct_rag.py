@@ -39,7 +39,6 @@ class InstructRAG(ScriptedSystem):
     FAULTS = {"No Answer": "The text holds no answer."}
 
     def steps(self, question: Question) -> Steps:
-        """Searches and explains."""
         hits = yield Search(question.text, self.top_k)
         messages = instruct_prompt(self.style, question, hits.passages)
         reply = yield CallLLM(LLMRequest("instruct", messages, RATIONALE))

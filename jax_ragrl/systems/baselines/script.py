@@ -27,7 +27,6 @@ class ScriptedSystem(abc.ABC):
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The trained roles; none."""
         return {}
 
     @abc.abstractmethod

@@ -54,7 +54,6 @@ class RecordingSampler:
         self.prompts: dict[tuple[int, ...], ActionRequest] = {}
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """Returns the actions of the inner sampler."""
         replies = self._sampler.sample(requests)
         for request, actions in zip(requests, replies, strict=True):
             self.prompts |= {action.prompt_ids: request for action in actions}

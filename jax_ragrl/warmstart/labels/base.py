@@ -73,7 +73,6 @@ class LabelSampler:
         self._labeler, self._evidence, self._tokenizer = labeler, evidence, tokenizer
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """Returns one labeled action per request."""
         return [[self._action(request)] for request in requests]
 
     def _action(self, request: ActionRequest) -> Action:

@@ -118,5 +118,4 @@ def new_facts(plan: Plan, facts: Sequence[Sequence[Facts]]) -> list[tuple[Pair, 
 
 
 def query(pair: Pair | None) -> str:
-    """Returns the search query for a fact."""
     return f"{pair[1]} of {pair[0]}" if pair else NOTHING
