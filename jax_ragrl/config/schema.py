@@ -125,6 +125,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return _sequence(args, value, where, ASCENDING in limits)
     if origin is Mapping:
         _expect(isinstance(value, Mapping), where, value, "a section of keys")
+        parts = [(args[1], part, f"{where}.{name}") for name, part in value.items()]
+        return dict(zip(value, _convert_all(parts, []), strict=True))
     # The message names the key without "config.", as a file writes it.
     if origin is typing.Literal:
         one_of(where.removeprefix("config."), value, args)

@@ -46,6 +46,7 @@ class Job:
     pair: tuple[int, float] = (1, 1.0)
     url: str | None = None
     extra: Optimizer | None = None
+    named: Mapping[str, Optimizer] = dataclasses.field(default_factory=dict)
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -56,11 +57,13 @@ def test_a_nested_mapping_becomes_nested_dataclasses():
         "stages": [{"rate": 0.5}, {"rate": 2, "steps": 7}],
         "pair": [2, 3],
         "extra": {"rate": 9.0},
+        "named": {"a": {"rate": 8}},
         "data": {"any": 1},
     }
     job = build(Job, values)
     lists = ((4, 5), (Optimizer(0.5), Optimizer(2.0, 7)), (2, 3.0))
-    assert job == Job(Optimizer(1.0, nesterov=True), *lists, None, Optimizer(9.0), {"any": 1})
+    one, named = Optimizer(9.0), {"a": Optimizer(8.0)}
+    assert job == Job(Optimizer(1.0, nesterov=True), *lists, None, one, named, {"any": 1})
     assert isinstance(job.optimizer.rate, float) and isinstance(job.pair[1], float)
     assert hash(job.optimizer) and build(Job, {"optimizer": {"rate": 1.0}, "url": None}).url is None
 
@@ -80,6 +83,7 @@ def test_a_nested_mapping_becomes_nested_dataclasses():
         ({"optimizer": {"rate": 1.0, "name": 3}}, r"optimizer\.name is 3.*type str"),
         ({"optimizer": {"rate": 1.0}, "lengths": ["1"]}, r"config\.lengths\[0\] is '1'.*type int"),
         ({"optimizer": {"rate": 1.0}, "stages": [{"rat": 1}]}, r"config\.stages\[0\]\.rat"),
+        ({"optimizer": {"rate": 1.0}, "named": {"a": {"rat": 1}}}, r"config\.named\.a\.rat:"),
         ({"optimizer": {"rate": 1.0}, "url": 5}, r"config\.url is 5.*type str"),
         ({"optimizer": {"rate": None}}, r"config\.optimizer\.rate is None.*type float"),
         ({"optimizer": {"rate": 1.0}, "lengths": 5}, r"config\.lengths"),
