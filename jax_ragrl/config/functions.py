@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
+import sys
+import sysconfig
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
 
 from jax_ragrl.errors import UserError
+
+# Folders of code that is not the user's own.
+LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+
+
+def own_module(name: str) -> Any:
+    """Imports a module of a user.
+
+    Raises:
+      ImportError: there is none, or it fails, then with the line.
+    """
+    try:
+        # `importlib.import_module` takes ./mine.py for a relative name, without a package.
+        __import__(name)
+        return sys.modules[name]
+    except (ImportError, UserError):
+        raise
+    except Exception as error:
+        raise ImportError(raised(error)) from error
+
+
+def raised(error: Exception) -> str:
+    """Returns an error of a user's code in words, with the last line of it that was executed."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the caller's
+    own = [x for x in frames if not x.filename.startswith(("<", *LIBRARIES))]
+    # The message of a syntax error has its line.
+    has_line = own and not isinstance(error, SyntaxError)
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if has_line else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 @functools.cache
@@ -38,7 +69,7 @@ def named_function(
     }
     module, colon, function = name.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), function) if colon else own[function]
+        found = getattr(own_module(module), function) if colon else own[function]
         unknown = _without_input(found, inputs)
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
         reason = f" ({error})" if colon else ""
@@ -61,14 +92,17 @@ def _without_input(function: Any, inputs: tuple[str, ...]) -> list[str]:
 
 
 def imported(where: str, text: str) -> Any:
-    """Returns the object that a text `module:name` names; `where` names the text in messages.
+    """Returns the function or class of a text `module:name`, which `where` names in messages.
 
     Raises:
-      UserError: there is no such object.
+      UserError: there is no such function.
     """
     module, _, name = text.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(own_module(module), name)
+        if not callable(found):
+            raise ValueError(f"{found!r:.60} is not a callable object")
+        return found
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"{where} is {text!r}, which cannot be imported ({error}): give module:name, where "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import runpy
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from jax_ragrl.config.functions import raised
 from jax_ragrl.config.schema import fields_of, kinds_of
 from jax_ragrl.config.shipped_configs import config_path, nearest_config
 from jax_ragrl.errors import UserError
@@ -27,16 +30,15 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     `arguments` are `--config=FILE[:ARGUMENT]` and `--config.a.b=VALUE`, also of keys that the file
     leaves at their default. Whether a key exists is checked when dataclasses are built.
     """
-    # 1. Read the file alone, to know which keys it has.
+    # 1. Execute the file, to know which keys it has.
     overrides = [a for a in arguments if a.startswith(PREFIX)]
-    files = [a for a in arguments if a not in overrides]
-    file_values = _read_config(default, files).to_dict()
-    # 2. Read it again with the overrides of these keys.
-    # Keys of the file get their type from its value; the others are parsed as literals.
+    file = _config_file(default, [a for a in arguments if a not in overrides])
+    values = _execute(file)
+    # 2. Keys of the file get their type from its value; the others are parsed as literals.
     # As with any flag, the last one of a key counts: absl would join the items of repeated lists.
     changes = [*{".".join(_keys(text)): text for text in overrides}.values()]
-    existing = [a for a in changes if _holds(file_values, _keys(a))]
-    config = _read_config(default, [*files, *existing]).to_dict()
+    existing = [a for a in changes if _holds(values.to_dict(), _keys(a))]
+    config = _parsed(file, values, existing).to_dict()
     # 3. Add the overrides of keys that the file leaves at their default.
     override(config, overrides, [a for a in changes if a not in existing])
     return config
@@ -65,28 +67,23 @@ def override(
                 section.pop(key, None)
 
 
-def _read_config(
-    default: pathlib.Path | None, arguments: Sequence[str]
-) -> ml_collections.ConfigDict:
-    file = _config_file(default, arguments)
-    others = [a for a in arguments if not a.startswith("--config=")]
-    # Separate flags, because absl's global ones accept the name "config" only once per process.
-    values, argv = flags.FlagValues(), ["ragrl", f"--config={file}", *others]
+def _execute(file: str) -> ml_collections.ConfigDict:
+    """Returns what `get_config` of a config file returns; `file` is as of `_config_file`."""
+    name, *argument = file.split(":", 1)
     try:
-        config_flags.DEFINE_config_file(
-            "config", file, flag_values=values, lock_config=True, sys_argv=argv
-        )
-        values(argv)
-        config: Any = values.config
+        module = types.SimpleNamespace(**runpy.run_path(name))
+        config = module.get_config(*argument)
     except ImportError as error:
         raise UserError(
             f"config {file}: {error}: PYTHONPATH must include the folder of a module, also if that "
             "is the folder of the config"
         ) from error
-    except (flags.Error, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
-        if isinstance(error, KeyError):
-            reason = f"get_config() has no {reason}: change the text after the colon"
+    except UserError:
+        raise
+    except Exception as error:
+        reason = raised(error)
+        if argument and isinstance(error, KeyError):
+            reason = f"get_config() has no {error}: change the text after the colon"
         raise UserError(f"config {file}: {reason}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise UserError(
@@ -94,6 +91,20 @@ def _read_config(
             "ml_collections"
         )
     return config
+
+
+def _parsed(
+    file: str, values: ml_collections.ConfigDict, overrides: Sequence[str]
+) -> ml_collections.ConfigDict:
+    """Returns the values of a file with overrides of keys that it has."""
+    # Separate flags, because absl's global ones accept the name "config" only once per process.
+    found, argv = flags.FlagValues(), ["ragrl", *overrides]
+    try:
+        config_flags.DEFINE_config_dict("config", values, flag_values=found, sys_argv=argv)
+        found(argv)
+    except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"config {file}: {' '.join(str(error).split())}") from error
+    return found.config
 
 
 def _config_file(default: pathlib.Path | None, arguments: Sequence[str]) -> str:

@@ -14,11 +14,11 @@ class `Labeler` of `warmstart/labels/NAME.py`.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from jax_ragrl.config.functions import own_module
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import FAULTS
 from jax_ragrl.systems import baselines
@@ -37,8 +37,8 @@ PAPERS: Mapping[str, str] = {
 def system_module(name: str) -> Any:
     """Returns the module of a system; raises `UserError` if there is none or importing it fails."""
     try:
-        return importlib.import_module(f"jax_ragrl.systems.{name}" if name in PAPERS else name)
-    except (ImportError, ValueError) as error:
+        return own_module(f"jax_ragrl.systems.{name}" if name in PAPERS else name)
+    except ImportError as error:
         raise UserError(
             f"config.system is {name!r}: use {', '.join(PAPERS)}, or the dotted name of a module "
             f"({error})"

@@ -326,11 +326,37 @@ def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):
     assert "--config.run.steps has no value" in line
 
 
-def test_a_config_that_imports_its_neighbor_says_what_python_needs(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("import neighbor\n", "No module named 'neighbor': PYTHONPATH must include"),
+        ("def get_config(:\n", "SyntaxError: invalid syntax (own.py, line 1)"),
+        ("\nx = y\n", "NameError: name 'y' is not defined ({}, line 2)"),
+        ("def get_config():\n  int('x')\n", "literal for int() with base 10: 'x' ({}, line 2)"),
+        ("import json\njson.loads('')\n", "({}, line 2)"),  # not the line of the library
+        ("x = 3\n", "has no attribute 'get_config'"),
+    ],
+)
+def test_a_config_that_fails_is_named_with_the_line(text, message, tmp_path, capsys):
     (tmp_path / "neighbor.py").touch()
-    (tmp_path / "own.py").write_text("import neighbor\n")
+    (tmp_path / "own.py").write_text(text)
     line = error_line(capsys, "config", "show", f"--config={tmp_path}/own.py")
-    assert "No module named 'neighbor': PYTHONPATH must include" in line
+    assert message.format(tmp_path / "own.py") in line
+
+
+@pytest.mark.parametrize("key", ["system", "credit", "objective.advantage"])
+def test_a_module_that_fails_is_named_with_the_line(key, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "failing_module.py").write_text("\nx = y\n")
+    start = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}/w")
+    for name, message in [
+        ("failing_module:f", "name 'y' is not defined ({}/failing_module.py, line 2)"),
+        ("./mine.py:f", "No module named '"),
+        ("os:sep", "is not a callable object"),
+    ][: 2 if key == "system" else 3]:
+        given = name.removesuffix(":f") if key == "system" else name
+        line = error_line(capsys, *start, f"--config.{key}={given}")
+        assert message.format(tmp_path) in line and given in line
 
 
 def test_config_options_with_a_blank_are_no_positional_arguments(capsys):

@@ -68,8 +68,11 @@ def test_a_config_names_a_credit_of_ones_own():
     assert job("mmoa_rag", GRPO | groups).recipe.compare is over_rollouts
     with pytest.raises(UserError, match="config.credit is 'nowhere:rule'.*give module:name"):
         job("mmoa_rag", {"credit": "nowhere:rule"})
-    for name in ("monte_carlo", "__name__"):  # other parameters, and no function
-        with pytest.raises(UserError, match="cannot be called .*parameters are forest and rew"):
+    for name, message in (
+        ("monte_carlo", "cannot be called .*parameters are forest and rew"),
+        ("__name__", "is not a callable object"),
+    ):
+        with pytest.raises(UserError, match=message):
             job("mmoa_rag", {"credit": f"jax_ragrl.credit.returns:{name}"})
 
 
