@@ -196,7 +196,7 @@ def _sequence(args: tuple[Any, ...], value: Any, where: str, ascending: bool) ->
     _expect(len(value) == len(hints), where, value, f"of length {len(hints)}")
     parts = [(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(hints, value, strict=True))]
     result = tuple(_convert_all(parts, []))
-    if ascending and list(result) != sorted(set(result)):
+    if ascending and not (result and list(result) == sorted(set(result))):
         raise UserError(f"{where} is {value}: list the numbers in ascending order, each once")
     return result
 

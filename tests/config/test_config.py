@@ -281,7 +281,7 @@ def test_an_entry_of_a_list_is_named():
     assert convert(MeshSizes, [-1, 2], "mesh") == (-1, 2)
     with pytest.raises(UserError, match=r"mesh\[1\] is 0: use a finite number, at least 1, or -1"):
         convert(MeshSizes, (1, 0), "mesh")
-    for value in ((2, 1), (1, 1)):
+    for value in ((2, 1), (1, 1), ()):
         with pytest.raises(UserError, match=r"rows is .*: list the numbers in ascending order"):
             convert(Lengths, value, "rows")
 
