@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sized
+from typing import Any
 
 # Control characters (C0, DEL, C1), separators of lines, and marks that reverse the order of text.
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -64,3 +66,22 @@ class EffectError(SafeError):
 
     The question is excluded from training: a failure of a server says nothing about an action.
     """
+
+
+def one_each(source: object, replies: Any, requests: Sized, kind: type) -> list[Any]:
+    """Returns the replies of `source`, a retriever or model of a user: one `kind` per request.
+
+    Raises:
+      UserError: they are others, or another number.
+    """
+    found = list(replies) if isinstance(replies, Iterable) else None
+    if found is None or len(found) != len(requests):
+        given = type(replies).__name__ if found is None else f"{len(found)} replies"
+    elif wrong := [x for x in found if not isinstance(x, kind | EffectError)]:
+        given = f"a reply of type {type(wrong[0]).__name__}"
+    else:
+        return found
+    raise UserError(
+        f"{type(source).__name__} returned {given} for {len(requests)} requests: return one "
+        f"{kind.__name__} for each, in their order, or an EffectError in place of it"
+    )

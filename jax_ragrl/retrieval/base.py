@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError, UserError, one_each
 from jax_ragrl.types import Hits
 
 
@@ -41,7 +41,7 @@ def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hit
       EffectError: the search of a query failed.
     """
     all_hits = []
-    for hits in retriever.search(queries, k):
+    for hits in one_each(retriever, retriever.search(queries, k), queries, Hits):
         if isinstance(hits, EffectError):
             raise hits
         all_hits.append(hits)
@@ -72,7 +72,8 @@ def search_pages(
     queries = list(dict.fromkeys(query for query, _, _ in requests))
     # One depth for all queries is safe, because the first hits do not depend on the depth.
     depth = max(k * (page + 1) for _, k, page in requests)
-    hits_of = dict(zip(queries, retriever.search(queries, depth), strict=True))
+    found = one_each(retriever, retriever.search(queries, depth), queries, Hits)
+    hits_of = dict(zip(queries, found, strict=True))
     pages: list[Hits | EffectError] = []
     for query, k, page in requests:
         hits, ranks = hits_of[query], slice(k * page, k * page + k)

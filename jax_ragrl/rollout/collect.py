@@ -43,7 +43,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, one_each
 from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.llm.judge import judge_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
@@ -363,8 +363,8 @@ class Scheduler:
         calls = [(cast(CallLLM, pending.effect), self._seed(pending)) for pending in batch]
         requests = [effect.request._replace(seed=seed) for effect, seed in calls]
         try:
-            with self.environment.call(self.environment.llm, LLM):
-                return without_thoughts(self.environment.llm.complete(requests))
+            with self.environment.call(llm := self.environment.llm, LLM):
+                return without_thoughts(one_each(llm, llm.complete(requests), requests, str))
         except EffectError as error:
             return [error] * len(requests)
 

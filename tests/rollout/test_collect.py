@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.branches import Branch
 from jax_ragrl.rollout.collect import ActionRequest, collect
 from jax_ragrl.rollout.expand import Branching, ForcedAction
@@ -191,6 +191,23 @@ def test_a_server_that_raises_excludes_all_of_its_questions(route):
     forest = play(Down(lambda role, prompt, rng: route), ANN, BOB)
     assert forest.failed_questions == (0, 1) and forest.failures == ("down",) * 2
     assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
+
+
+@pytest.mark.parametrize("route, kind", [("[No Retrieval]", "str"), ("[Retrieval] a", "Hits")])
+@pytest.mark.parametrize(
+    "reply, given",
+    [(None, "NoneType"), ([], "0 replies"), ([None, None], "a reply of type NoneType")],
+)
+def test_a_wrong_reply_of_an_own_retriever_or_model_is_named(route, kind, reply, given):
+    class Wrong(Tape):
+        def search(self, queries, k):
+            return reply[: len(queries)] if reply else reply
+
+        def complete(self, requests):
+            return reply
+
+    with pytest.raises(UserError, match=rf"^Wrong returned {given} for \d requests: .* one {kind}"):
+        play(Wrong(lambda role, prompt, rng: route), ANN, BOB)
 
 
 # --- Branches ----------------------------------------------------------------------------------
