@@ -123,16 +123,6 @@ def test_each_action_counts_in_the_mean_of_its_role_and_question():
     np.testing.assert_allclose(advantage_N[acts], expected, atol=1e-6)
 
 
-def test_a_single_rollout_of_a_question_has_advantage_zero():
-    other = [
-        Record(r.parent if r.parent < 0 else r.parent + 2, 1, r.role, 1, (), answer=r.answer)
-        for r in chains(1, 1)
-    ]
-    forest, reward_N = forest_of(chains(1) + other, [5.0, 0.0, 1.0])
-    advantage_N, _ = over_rollouts(forest, reward_N, group_normalised)
-    assert advantage_N[0] == 0.0 and advantage_N[2] < 0 < advantage_N[4]
-
-
 def test_siblings_are_compared_by_the_rewards_of_their_leaves():
     """Three siblings: one with two leaves (0.5), one with one leaf (1.0), one without a leaf.
 

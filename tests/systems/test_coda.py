@@ -16,7 +16,7 @@ from jax_ragrl.systems.coda import (
     format_reward,
     refine_reward,
 )
-from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
+from jax_ragrl.systems.tags import render_turn, tag_contents
 from jax_ragrl.text.prompts import user_turn
 from tests.rollout.tape import ANN, BOB, FULL, leaves_of, passage, talk
 from tests.systems.test_presets import code
@@ -54,21 +54,6 @@ DOCUMENTS = "told 1 title 1: text 1\n2 title 2: text 2"
 )
 def test_a_turn_parses_as_its_first_action(parse, text, action):
     assert parse(text) == action
-
-
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("<think>a</think>", True),
-        ("<think>a</think><think>b</think>", True),
-        ("<think>a", False),
-        ("a</think>", False),
-        ("<think>a</think></think>", False),
-        ("", False),
-    ],
-)
-def test_tags_match_with_equal_counts(text, right):
-    assert tags_match(text, ("think",)) is right
 
 
 def test_a_task_has_its_own_context():

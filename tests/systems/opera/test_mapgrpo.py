@@ -83,13 +83,6 @@ def test_the_next_sub_goal_uses_the_continued_action(continued):
     assert hits_by_query == ["birthplace of Ann Lee", LATER[continued]]
 
 
-def test_an_expert_equal_to_the_first_sample_merges():
-    write = {PLAN: [CHAIN], ANALYSIS: [BERN, ROM, YES, YES], REWRITE: []}
-    hits_by_query, paths = searches(ANALYSIS, ALWAYS, BERN, write)
-    assert hits_by_query == ["birthplace of Ann Lee", "country of Bern"]
-    assert paths == [(0, 0), (0, 2)]
-
-
 def test_an_expert_query_is_searched_only_for_reward():
     write = {PLAN: ["1 a of B"], ANALYSIS: [NO, YES], REWRITE: ["rephrase: x", "rephrase: y"]}
     expander = groups(REWRITE, size=3, source=lambda *_: "rephrase: best")

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -79,16 +78,6 @@ def test_a_step_without_its_need_fails_unsearched_and_independent_ones_continue(
     texts = {PLAN: [plan], ANALYSIS: [NOT] * 3 + [ULM], REWRITE: ["x"] * 2}
     forest, tape = play(texts)
     assert leaves_of(forest) == [("Ulm", "answered")] and queries_of(tape)[-1] == "d of E"
-
-
-def test_a_declared_need_without_a_placeholder_is_appended():
-    plan = json.dumps(
-        [
-            {"subgoal_id": 1, "subgoal": "a", "dependencies": []},
-            {"subgoal_id": 2, "subgoal": "b", "dependencies": [1, 2]},
-        ]
-    )
-    assert queries_of(play({PLAN: [plan], ANALYSIS: [ACME, ULM]})[1]) == ["a", "b (given Acme)"]
 
 
 @pytest.mark.parametrize(("steps", "faults"), [(0, {"No Plan": 1}), (6, {}), (7, {"Cut Plan": 1})])
