@@ -30,11 +30,6 @@ def test_the_public_names_are_stable():
         rag.trian  # noqa: B018
 
 
-def test_overrides_reach_the_config():
-    config = rag.load_config(CONFIG, {"run.steps": 3, "llm.max_documents": 2})
-    assert config["run"]["steps"] == 3 and config["llm"]["max_documents"] == 2
-
-
 def test_own_questions_have_different_ids(tmp_path):
     questions = {"train": [rag.Question("1", "a?", ("x",)), rag.Question("1", "b?", ("x",))]}
     config = rag.load_config(CONFIG, {"run.steps": 0})

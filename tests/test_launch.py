@@ -4,7 +4,6 @@ import os
 import pathlib
 import re
 import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -172,24 +171,6 @@ def test_a_job_of_hugging_face_declares_what_the_package_offers():
     assert package.name == project["name"] and package.url is not None
     assert package.extras <= project["optional-dependencies"].keys()
     assert declared["requires-python"].startswith(project["requires-python"])
-
-
-def test_the_client_of_hugging_face_accepts_the_job():
-    client = pathlib.Path(sys.executable).with_name("hf")
-    described = (LAUNCH / "hf_job.py").read_text()
-    command = re.search(r"hf (jobs uv run .*?) \[", described.replace("\\\n", ""), re.DOTALL)
-    assert command is not None
-    options = ["--dry-run", "--namespace=owner"]
-    words = command[1].replace("uv run", f"uv run {' '.join(options)}", 1)
-    here = os.environ | {"HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(
-        [client, *shlex.split(words)], cwd=LAUNCH.parent, env=here, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    told = [line.split() for line in ran.stdout.splitlines()]
-    assert ["script", "launch/hf_job.py"] in told
-    assert ["volumes", "hf://buckets/OWNER/runs:/runs"] in told
-    assert ["env", "CONFIG=configs/c3po.py"] in told
 
 
 # A Python of an environment without pip, until `ensurepip` adds it.
