@@ -345,14 +345,6 @@ def test_a_baseline_that_depends_on_the_action_is_found():
     assert found["bias"][1] > 0.05
 
 
-def test_a_return_is_compared_without_the_error_of_the_value():
-    """Exact values in place of returns: the correlation is 1, though V is the mean of 8 actions."""
-    found = audit(lambda own, rest, value_U: 0 * own + value_U[:2, None, None], is_return=True)
-    assert found["correlation"][0] == pytest.approx(1, abs=0.03)
-    assert found["noise"][0] == pytest.approx(0, abs=1e-12)
-    assert found["agreement"][0] == pytest.approx(1, abs=0.02)
-
-
 @pytest.mark.parametrize("shares", [(1, 1), (0.5, 0.5), (0.1, 0.1), (0.9, 0.3)])
 def test_returns_are_compared_without_the_error_of_the_value_however_often_trained(shares):
     """Replays with errors measure what exact ones do, on the same credits."""

@@ -160,11 +160,6 @@ def test_names_of_fields_are_taken_and_faulty_questions_are_no_missing_ones(tmp_
     assert row["cells"]["Questions"] == 1 and "--fields question=ask" in row["command"]
 
 
-def test_the_samples_are_sets_with_gold(shared_data):
-    names = [data.name for data in sets_in(shared_data)]
-    assert set(names) >= {"2wikimultihopqa", "hotpotqa", "multihop_rag", "musique", "nq"}
-
-
 def test_wrong_names_no_corpus_and_unnamed_rerankers_are_refused(folder, tmp_path, capsys):
     assert bench(folder, tmp_path, "--retrievers", "bm26") == 2
     assert "--retrievers is 'bm26'" in capsys.readouterr().err

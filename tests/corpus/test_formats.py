@@ -133,12 +133,6 @@ def test_a_first_record_may_exceed_the_head(tmp_path, monkeypatch, content):
         assert [p.id for p in result] == ["0", "1"] and len(result[0].text) == 99
 
 
-def test_half_a_surrogate_pair_is_replaced(tmp_path):
-    line = r'{"id": "a\ud800", "title": "\ud83d\ude00", "text": "cut \uD83D"}'
-    (passage,) = formats.iter_passages(write(tmp_path / "x", line + "\n"))
-    assert passage == Passage("a\ufffd", "\U0001f600", "cut \ufffd")
-
-
 def test_damage_is_named(tmp_path):
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(json.dumps([HOTPOT] * 50).encode())[:200])

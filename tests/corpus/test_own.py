@@ -157,12 +157,6 @@ def test_a_table_that_begins_with_a_blank_line_is_refused(tmp_path, name):
         formats.load_questions(tmp_path / name)
 
 
-def test_gold_passages_need_no_answer(tmp_path):
-    rows = [{"query": "q?", "gold": ["p1", "p2", "p1"]}]
-    (question,) = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))
-    assert question.gold == ("p1", "p2") and question.answers == ()
-
-
 @pytest.mark.parametrize("files", [1, 2])
 def test_each_record_is_read_by_the_names_that_it_has(tmp_path, files):
     """What the first one lacks is not lost, within a file and in the next shard."""
