@@ -31,7 +31,6 @@ from jax_ragrl.training.rollout_metrics import (
     reward_order,
     rewarded_logps,
     role_rewards,
-    zero_variance_fraction,
 )
 from jax_ragrl.training.trackers import Trackers
 from jax_ragrl.types import Question
@@ -165,18 +164,6 @@ def test_errors_corrected_by_a_state_are_counted():
     # The action ends the rollout, and is invalid.
     metrics = described(strict)
     assert (metrics["valid_frac/router"], metrics["valid_frac/filter"]) == (1, 0)
-
-
-def test_questions_with_equal_rewards_are_counted():
-    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
-    leaf_N = forest.leaf_N
-    assert zero_variance_fraction(forest) == {}, "a single leaf has nothing to compare with"
-    tape = Tape({"router": ["[No Retrieval]", "nonsense"] * 2})
-    twins = play(tape, ANN, BOB, expander=lambda effect, question: Branching(2))
-    rewards = twins._replace(reward_N=np.arange(len(twins.records)) * twins.leaf_N)
-    equal = twins._replace(reward_N=twins.leaf_N.astype(np.float32))
-    assert zero_variance_fraction(equal) == {"frac_reward_zero_std": 1.0}
-    assert zero_variance_fraction(rewards) == {"frac_reward_zero_std": 0.0} and leaf_N.any()
 
 
 def test_role_rewards_are_means_over_samples():

@@ -1,7 +1,6 @@
 """The training loop: device memory, phases of a run and grammars."""
 
 import contextlib
-import dataclasses
 import gc
 import weakref
 
@@ -19,7 +18,6 @@ from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.training import loop, setup
 from jax_ragrl.training import step as step_module
 from tests.jobs import config_job
-from tests.rollout.tape import ANN, BOB, Tape, improvise
 from tests.tiny import saved_policy, tokenizer
 from tests.training.test_outage import ROLL_OUT
 
@@ -100,17 +98,6 @@ def test_a_resumed_run_never_holds_two_copies_of_its_state(interrupted, monkeypa
     monkeypatch.setattr(Checkpoints, "restore", restore)
     with pytest.raises(FirstRolloutError):
         loop.train(job, parts, folder)
-
-
-def test_rollouts_by_hand_have_their_rewards():
-    """As in the notebooks, whose loops have no shards."""
-    job = config_job("tiny/c3po")
-    recipe = dataclasses.replace(job.recipe, reward=lambda forest: np.float32(forest.leaf_N))
-    job = dataclasses.replace(job, recipe=recipe)
-    method = setup.method_of(job)
-    forest = step_module.roll_out(method, Tape(improvise).environment(), [ANN, BOB], 0)
-    assert forest.leaf_N.any()
-    np.testing.assert_array_equal(forest.reward_N, np.float32(forest.leaf_N))
 
 
 def test_policies_are_restored_without_optimizer_state(interrupted, monkeypatch):
