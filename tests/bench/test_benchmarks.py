@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import NamedTuple
+from collections import namedtuple
 
 import jax
 import pytest
@@ -97,18 +97,9 @@ def test_a_conversation_grows_by_a_reply_and_an_observation_per_turn():
     assert [*jobs[1].ids[24:29]] == TURNS.observations(vocabulary)[0][1]
 
 
-class Event(NamedTuple):
-    start_ns: float
-    duration_ns: float
-
-
-class Line(NamedTuple):
-    name: str
-    events: tuple
-
-
-class Plane(NamedTuple):
-    lines: tuple
+Event = namedtuple("Event", "start_ns duration_ns")
+Line = namedtuple("Line", "name events")
+Plane = namedtuple("Plane", "lines")
 
 
 def test_overlapping_intervals_count_once_and_busy_seconds_are_a_mean_over_devices():

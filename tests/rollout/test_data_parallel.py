@@ -73,14 +73,6 @@ def test_merged_shards_equal_the_forest_of_the_whole_batch(count: int, rollouts:
     assert_equal(forest._replace(failures=expected.failures), expected)
 
 
-def test_copies_of_a_question_differ_and_share_a_shard():
-    expected = rollout(BATCH, 1)
-    texts = [[expected.records[n].action for n in expected.nodes_of(i)] for i in (0, 3, 7)]
-    assert texts[0] != texts[1] != texts[2] != texts[0]
-    for shard in shard_questions(BATCH, 3):
-        assert len({0, 3, 7} & set(shard)) in (0, 3) and [*shard] == sorted(shard)
-
-
 @pytest.mark.parametrize(
     ("batch", "count", "rollouts", "shards"),
     [

@@ -137,16 +137,6 @@ def test_a_token_mask_allows_nothing_else():
     assert tokenizer().allowed_tokens("") is None
 
 
-def test_a_row_ends_at_its_limit_or_with_a_stop_id():
-    jobs = [job._replace(limit=3 + i) for i, job in enumerate(jobs_of([6, 7, 8, 9]))]
-    stops = set(tokenizer().stop_ids)
-    for job, rows in zip(jobs, sample(jobs), strict=True):
-        for ids, logps, _ in rows:
-            assert len(ids) == len(logps) <= job.limit
-            assert len(ids) == job.limit or ids[-1] in stops
-            assert not stops & set(ids[:-1])
-
-
 def sample_batch(jobs, prompts, length, stride=1) -> Samples:
     ids_BL = pad_ids([job.ids for job in jobs], len(prompts.length_B), length)
     stops, zero_W = np.array(tokenizer().stop_ids, np.int32), np.zeros(1, np.int32)

@@ -145,11 +145,6 @@ def test_an_executor_searches_for_what_a_passage_names_though_it_has_an_answer()
     assert replies(found)[2] == ("executor", think + search)
 
 
-def test_opera_rewrites_the_query_to_the_title_that_is_missing():
-    system = Opera("opera_small", 1, max_plan_steps=2, max_rewrites=1)
-    assert ("rewrite", "rephrase: Vertigo (film)") in replies(chain_demos(system, "opera"))
-
-
 @pytest.mark.parametrize("style", ["opera", "opera_small"])
 def test_opera_shows_the_rewriter_the_passage_that_names_the_title(style):
     system = Opera(style, 1, max_plan_steps=2, max_rewrites=1)

@@ -10,9 +10,7 @@ from jax_ragrl.systems.opera.grammar import (
     parse_plan,
     parse_rewrite,
     references,
-    render_analysis,
     render_plan,
-    render_rewrite,
 )
 
 TWO = (Step("Who made Jaws?"), Step("Where was [answer 1] born?", (1,)))
@@ -190,11 +188,3 @@ def test_a_rewritten_query_parses(text, text_back, strategy, score, error):
     args = (text_back,) if text_back else ()
     score = pytest.approx(score)
     assert parse_rewrite(text) == ParsedAction("rewrite", args, strategy, not error, error, score)
-
-
-def test_rendered_actions_parse_back():
-    steps = Step("a of B"), Step("c of [1]", (1,))
-    assert parse_plan(render_plan(["a of B", "c of [1]"])).args == steps
-    assert parse_analysis(render_analysis("a of B is C", "C")) == yes("C", "a of B is C")
-    assert parse_analysis(render_analysis("nothing")) == no("nothing")
-    assert parse_rewrite(render_rewrite("expand", "a b")).args == ("a b",)
