@@ -26,7 +26,7 @@ class Hub(http.server.ThreadingHTTPServer):
     """Repositories by name, each a folder; a data set is named `datasets/OWNER/NAME`.
 
     `gated` repositories ask for a token, `public` ones were made visible, `requests` are those
-    made, `reserved` names exist but belong to no model, and `uploads` are files by their digest.
+    made, and `reserved` names exist but belong to no model.
     """
 
     def __init__(self, folders: dict[str, pathlib.Path], gated: tuple[str, ...] = ()):
@@ -34,8 +34,6 @@ class Hub(http.server.ThreadingHTTPServer):
         self.folders, self.gated = folders, gated
         self.requests: list[str] = []
         self.public, self.reserved = set(folders), set[str]()
-        self.uploads: dict[str, bytes] = {}
-        self.verified: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -88,33 +86,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self._refuse(401, "", "Invalid username or password.")
         if path == "api/repos/create":
             return self._create(json.loads(body))
-        if path == "verify":
-            self.server.verified.add(json.loads(body)["oid"])
-            return self._send(b"{}")
-        if path.endswith(".git/info/lfs/objects/batch"):
-            return self._offer_uploads(json.loads(body)["objects"])
         name, rest = repository_and_rest(path)
         if name not in self.server.folders:
             return self._refuse(404, "RepoNotFound")
         if rest[0] == "preupload":
             return self._choose_modes(json.loads(body)["files"])
         return self._commit(self.server.folders[name], body.decode())
-
-    def do_PUT(self) -> None:  # noqa: N802
-        self.server.requests.append(f"PUT {self.path}")
-        body = self._read_body()
-        self.server.uploads[hashlib.sha256(body).hexdigest()] = body
-        self._send(b"")
-
-    def _read_body(self) -> bytes:
-        if "Content-Length" in self.headers:
-            return self.rfile.read(int(self.headers["Content-Length"]))
-        body = b""
-        while size := int(self.rfile.readline(), 16):  # chunked
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
 
     def _create(self, ask: dict) -> None:
         name = f"{ask['organization'] or USER}/{ask['name']}"
@@ -131,39 +108,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self._send(json.dumps(address).encode())
 
     def _choose_modes(self, files: list[dict]) -> None:
-        modes = [
-            {
-                "path": file["path"],
-                "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                "shouldIgnore": False,
-                "oid": None,
-            }
-            for file in files
-        ]
-        self._send(json.dumps({"files": modes}).encode())
-
-    def _offer_uploads(self, objects: list[dict]) -> None:
-        url = self.server.url
-        answers = [
-            {
-                **thing,
-                "actions": {
-                    "upload": {"href": f"{url}/lfs/{thing['oid']}"},
-                    "verify": {"href": f"{url}/verify"},
-                },
-            }
-            for thing in objects
-        ]
-        self._send(json.dumps({"objects": answers, "transfer": "basic"}).encode())
+        """Large files would travel apart, which is the work of the client alone."""
+        mode = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+        self._send(json.dumps({"files": [{"path": x["path"]} | mode for x in files]}).encode())
 
     def _commit(self, folder: pathlib.Path, lines: str) -> None:
         for operation in map(json.loads, lines.splitlines()):
             value = operation["value"]
             if operation["key"] == "file":
                 (folder / value["path"]).write_bytes(base64.b64decode(value["content"]))
-            elif operation["key"] == "lfsFile":
-                assert value["oid"] in self.server.verified
-                (folder / value["path"]).write_bytes(self.server.uploads[value["oid"]])
         reply = {"commitUrl": f"{self.server.url}/{USER}/x/commit/{COMMIT}", "commitOid": COMMIT}
         self._send(json.dumps({**reply, "success": True}).encode())
 

@@ -85,33 +85,6 @@ def test_a_config_is_read_without_weights_which_follow_when_they_are_needed(repo
         assert (folder / "model.safetensors").is_file()
 
 
-PART = """
-import sys
-from huggingface_hub import hf_hub_download
-for file in sys.argv[2:]:
-    hf_hub_download(sys.argv[1], file)
-"""
-
-
-@pytest.mark.slow
-def test_small_files_that_another_tool_left_out_are_added_if_the_hub_answers(repository, tmp_path):
-    small = ("modules.json", "1_Pooling/config.json", "chat_template.jinja")
-    for file in small:
-        (repository / file).parent.mkdir(exist_ok=True)
-        (repository / file).write_text("[]")
-    files, home = ("config.json", "tokenizer_config.json", "model.safetensors"), tmp_path / "home"
-    with serving({NAME: repository}) as server:
-        part = run_with_hub(["-c", PART, NAME, *files], home, server.url)
-        assert part.returncode == 0, part.stderr
-        offline = resolve(NAME, home, server.url, HF_HUB_OFFLINE="1")
-        folder = pathlib.Path(offline.stdout.strip())
-        assert offline.returncode == 0 and not (folder / "modules.json").exists()
-        assert resolve(NAME, home, server.url).stdout == offline.stdout
-        assert all((folder / file).is_file() for file in small)
-        server.requests.clear()
-        assert resolve(NAME, home, server.url).stdout == offline.stdout and server.requests == []
-
-
 @pytest.mark.slow
 def test_of_a_sharded_model_the_files_of_its_index_are_downloaded(repository, tmp_path):
     (repository / "model.safetensors").rename(repository / "part-1.safetensors")
@@ -125,22 +98,11 @@ def test_of_a_sharded_model_the_files_of_its_index_are_downloaded(repository, tm
 
 
 @pytest.mark.slow
-def test_a_gated_model_needs_a_token(repository, tmp_path):
-    with serving({NAME: repository}, gated=(NAME,)) as server:
-        refused = resolve(NAME, tmp_path / "home", server.url)
-        accepted = resolve(NAME, tmp_path / "home", server.url, HF_TOKEN="hf_test")
-    assert refused.stderr.splitlines()[-1] == (
-        f"error: {NAME} is gated: ask for access at {server.url}/{NAME}, then set HF_TOKEN or run "
-        "'hf auth login'"
-    )
-    assert accepted.returncode == 0, accepted.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "environ", "words"),
     [
         ("owner/absent", {}, "and there is no model 'owner/absent' on http"),
+        ("owner/gated", {}, "owner/gated is gated: ask for access at http"),
         (f"{NAME}@v9", {}, f"{NAME} on the Hub has no revision 'v9': give a branch"),
         (NAME, {"HF_HUB_OFFLINE": "1"}, "and HF_HUB_OFFLINE is set: unset it"),
         (NAME, {"HF_ENDPOINT": "http://127.0.0.1:9"}, "failed (ConnectError"),
@@ -155,7 +117,8 @@ def test_what_cannot_be_downloaded_says_why_on_one_line(name, environ, words, re
     files.mkdir()
     (files / "model.gguf").write_text("")
     folders = {NAME: repository, "owner/adapter": adapter, "owner/files": files}
-    with serving(folders) as server:
+    folders["owner/gated"] = repository
+    with serving(folders, gated=("owner/gated",)) as server:
         done = resolve(name, tmp_path / "home", server.url, **environ)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ") and words in last, done.stderr
