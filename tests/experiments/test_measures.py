@@ -11,7 +11,7 @@ import pytest
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.arms import Cell
 from jax_ragrl.experiments.comparison import compare_pair, paired_differences
-from jax_ragrl.experiments.measures import question_mask, training_means, values_of, with_facts
+from jax_ragrl.experiments.measures import question_mask, values_of, with_facts
 from jax_ragrl.experiments.pairs import Pair
 from jax_ragrl.experiments.statistics import detectable_difference, holm, seed_test, sign_flip_test
 
@@ -104,10 +104,6 @@ def test_measures_of_the_training_are_tested_over_seeds():
     assert result["p"] == pytest.approx(0.00098, abs=1e-5) and result["cells"] == 3
     one = {cell: x for cell, x in rows.items() if cell.training == 0}
     assert compare_pair(Pair("a", "b", "training:valid_frac/a"), one)["p"] == 1.0
-
-
-def test_a_training_without_metrics_has_no_means(tmp_path):
-    assert training_means(tmp_path / "metrics.jsonl") == {}
 
 
 def test_a_detectable_difference_is_found_in_four_of_five_experiments():

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from jax_ragrl.config.schema import convert
-from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.reading import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import Analyzer, best_positive, build_bm25, open_or_build_bm25
 from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
-from jax_ragrl.retrieval.recall import search_quality
 from jax_ragrl.run.index import load_retriever
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.types import Passage
@@ -144,17 +141,6 @@ def test_every_language_has_stop_words_and_a_stemmer(language):
     analyzer = Analyzer(language)
     assert bool(analyzer._stop_words) == (language != "none")
     assert analyzer.words("Ulm 1971 x") == ["ulm", "1971"]
-
-
-@pytest.mark.slow
-def test_the_recall_of_real_passages_is_that_of_the_library(shared_data, tmp_path):
-    """Without a stemmer the library alone finds .561, .716 and .834 of the gold passages."""
-    folder = shared_data / "hotpotqa"
-    corpus = load_corpus(folder / "hotpotqa_corpus.json.gz")
-    questions = load_questions(folder / "hotpotqa.json.gz")
-    result = search_quality(build_bm25(corpus, BM25Index(), tmp_path), questions)
-    bounds = {"recall@2": 0.561, "recall@5": 0.716, "recall@10": 0.834}
-    assert all(result[name] >= bound - 0.005 for name, bound in bounds.items()), result
 
 
 # Texts without blanks, and queries that find them.

@@ -12,11 +12,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.index import load_indexed, read_description
 from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.retrieval.lengths import describe_long
-from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.run.claims import claim_corpus
 from jax_ragrl.run.index import load_retriever
 from jax_ragrl.runtime import multihost
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.types import Passage
 
 
 def written(path, *texts):
@@ -94,15 +93,6 @@ def test_a_damaged_record_of_the_corpus_is_named_with_its_remedy(tmp_path, text)
     (tmp_path / "corpus.json").write_text(text)
     with pytest.raises(UserError, match=r"corpus.json is damaged .* delete it"):
         claim_corpus(searcher(Passage("a", "", "x")), tmp_path)
-
-
-def test_gold_that_the_corpus_lacks_is_counted(capsys):
-    questions = [Question("q", "?", ("a",), gold=("a", "T", "none")), Question("r", "?", ("a",))]
-    pipeline = types.SimpleNamespace(retrievers=[searcher(Passage("a#char=0,5", "T", "x"))])
-    assert report_gold(pipeline, questions) == {"gold": 3, "gold_missing": 1}
-    assert "1 of 3 gold passages are not in the corpus, such as 'none'" in capsys.readouterr().err
-    assert report_gold(pipeline, questions[1:]) == {}
-    assert report_gold(types.SimpleNamespace(fingerprint="http://x"), questions) == {}
 
 
 def test_passages_that_an_encoder_cuts_are_counted_with_the_remedy():

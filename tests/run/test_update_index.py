@@ -15,7 +15,6 @@ from jax_ragrl.corpus.reading import Reading, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed, index, shards
 from jax_ragrl.retrieval.bm25 import build_bm25
-from jax_ragrl.retrieval.description import files_folder
 from jax_ragrl.retrieval.index import build_index, load_indexed, stored_corpus
 from jax_ragrl.retrieval.kinds import BM25Index
 from jax_ragrl.run import update_index as updates
@@ -107,15 +106,6 @@ def test_an_updated_index_finds_what_a_new_one_finds(files, kind, dtype):
     (hits,) = open_folder(files / "index").search(["city"], 30)
     assert "p3" in {passage.id for passage in hits.passages}
     assert [path.name for path in (files / "index").iterdir() if path.is_dir()] == ["update-2"]
-
-
-def test_the_vectors_are_the_bytes_of_a_new_index(files):
-    build_first(files)
-    update_index(files / "index", files / "new.jsonl", files / "gone")
-    build("exact", "float32", CHANGED, files / "fresh")
-    for name in ("zarr.json", "c/0/0", "c/4/0", "c/6/0"):
-        updated = files_folder(files / "index") / "vectors" / name
-        assert updated.read_bytes() == (files / "fresh" / "vectors" / name).read_bytes()
 
 
 def test_a_killed_update_leaves_the_old_index_and_resumes(files, monkeypatch):

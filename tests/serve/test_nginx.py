@@ -179,17 +179,6 @@ def test_other_hosts_and_a_request_with_two_lengths_reach_no_server(tmp_path):
     assert not {"evil", "two", "q"} & {*echo.queries}
 
 
-def test_a_client_that_leaves_frees_its_work(tmp_path):
-    echo = Echo(seconds=0.5)
-    with serving(echo) as (port, _), nginx(tmp_path, port) as front:
-        first = connect(front, search("first"))
-        wait_until(lambda: "first" in echo.queries)
-        connect(front, search("left")).close()
-        time.sleep(0.1)
-        assert (status(connect(front, search("last"))), status(first)) == (200, 200)
-    assert "left" not in echo.queries
-
-
 def test_a_server_that_does_not_run_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -22,7 +22,6 @@ from jax_ragrl.training import loop
 from jax_ragrl.training import rollouts as rollouts_module
 from jax_ragrl.training.rollouts import Rollout, Rollouts
 from jax_ragrl.training.setup import method_of
-from jax_ragrl.training.warden import questions_of
 from jax_ragrl.types import Question
 from tests.jobs import config_job
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
@@ -87,26 +86,6 @@ def test_sigterm_ends_a_run_after_its_step_which_is_saved(trial, monkeypatch):
     assert Checkpoints(trial.folder).latest() == 3
     trial.train(save_every=100)
     assert [step for step, _ in trial.learned] == [0, 1, 2, 3, 4]
-
-
-def test_a_forest_from_a_checkpoint_has_equal_credit(monkeypatch):
-    forest = play(Tape(improvise), *[ANN, BOB] * 3, expander=PAPER, seed=3)
-    assert len(forest.records) > 60 and len(np.unique(forest.reward_N)) == 2
-    one, other = rollouts_of_one_epoch(), rollouts_of_one_epoch()
-    monkeypatch.setattr(ROLL_OUT, lambda *_: forest)
-    one.begin({}, 1)
-    other.restore(one.state(), 1)
-    restored = other.take({}, 1)
-    assert restored.staleness == 1 and restored.forest is not forest
-    for mine, theirs in zip(
-        job().credit(restored.forest, restored.forest.reward_N),
-        job().credit(forest, forest.reward_N),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(mine, theirs)
-    assert restored.forest.records == forest.records
-    # The next questions are those after the forest's.
-    assert one.data.get_state() == other.data.get_state() == {"position": 6, "weights": {}}
 
 
 @functools.cache
@@ -321,11 +300,3 @@ def test_a_fallen_dev_score_stops_an_interrupted_run_as_a_whole_one(tmp_path, mo
     file = json.loads((trial.folder / "incidents" / "step-6.json").read_text())
     assert [x["indicator"] for x in file["incidents"]] == ["grad_norm", "dev_drop"]
     assert file["questions"], "the batch of the step is kept"
-
-
-def test_an_incident_file_summarizes_each_rollout():
-    forest = play(Tape(lambda *_: "[No Retrieval]"), ANN, BOB)
-    first, second = questions_of(forest)
-    assert (first["id"], second["id"]) == (ANN.id, BOB.id)
-    assert all(x["rollouts"] and x["actions"] and x["failure"] == "" for x in (first, second))
-    assert {"role", "text", "error"} <= first["actions"][0].keys()
