@@ -276,15 +276,15 @@ def test_two_systems_do_not_write_one_file(table_of, sets, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["--questions", "--data"])
 @pytest.mark.parametrize(
-    "broken, code",
+    "option, broken, code",
     [
-        ("one question", 0),
-        ("every question of one system", 0),
-        ("one system", 0),
-        ("every question", 2),
-        ("every system", 2),
+        ("--questions", "one question", 0),
+        ("--questions", "every question of one system", 0),
+        ("--questions", "one system", 0),
+        ("--questions", "every question", 2),
+        ("--data", "one question", 0),
+        ("--data", "every system", 2),
     ],
 )
 def test_failures_leave_the_rest_of_a_table(option, broken, code, sets, capsys, monkeypatch):
