@@ -16,7 +16,6 @@ from jax_ragrl.losses import (
     kl_k1,
     kl_k2,
     kl_k3,
-    policy_gradient_loss,
     role_sum_weights,
     sequence_mean_weights,
     token_mean_weights,
@@ -89,24 +88,6 @@ def test_a_token_past_the_dual_bound_has_no_gradient():
     arrays = put(np.log([2.5, 4.0]), [0.0, 0.0], [-1.0, -1.0], [True, True])
     grad = jax.grad(lambda x: dual_clipped_policy_loss(x, *arrays[1:]).sum())(arrays[0])
     np.testing.assert_allclose(grad, [2.5, 0.0], rtol=1e-5)
-
-
-def test_the_on_policy_gradient_is_minus_the_advantage():
-    logp, advantage, mask = put([[-1.0, -2.0]], [[0.5, -3.0]], [[True, True]])
-    losses = (
-        lambda x: clipped_policy_loss(x, logp, advantage, mask).sum(),
-        lambda x: dual_clipped_policy_loss(x, logp, advantage, mask).sum(),
-        lambda x: policy_gradient_loss(x, advantage, mask).sum(),
-    )
-    for loss in losses:
-        np.testing.assert_allclose(jax.grad(loss)(logp), [[-0.5, 3.0]])
-
-
-def test_the_policy_gradient_loss_equals_its_equation():
-    logp, advantage, mask = draws(0, 2)
-    expected = by_token(lambda logp, advantage: -advantage * logp, mask, logp, advantage)
-    actual = policy_gradient_loss(*put(logp, advantage, mask))
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"cap": 0.5}, {"cap": 1.5}])
