@@ -1,9 +1,10 @@
 """The order of imports, which is the story of the package, and two limits of size."""
 
 import ast
+import functools
 import graphlib
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -39,16 +40,19 @@ def read_package() -> dict[str, str]:
     }
 
 
-def imported_names(module: str, source: str) -> Iterator[str]:
-    """Yields the absolute names that `module` imports, also in functions and for typing."""
+@functools.cache
+def imported_names(module: str, source: str) -> list[str]:
+    """The absolute names that `module` imports, also in functions and for typing."""
+    names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             # One dot is the module's own package, each further dot one package up.
             above = module.split(".")[: -node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return names
 
 
 def internal_imports(module: str, sources: Mapping[str, str]) -> set[str]:
