@@ -33,22 +33,23 @@ SCRIPT = """
 import sys
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.by_name import resolve_model
-try:
-    print(resolve_model(sys.argv[1], weights=sys.argv[2] == "True"))
-except UserError as error:
-    sys.exit(f"error: {error}")
+for name in sys.argv[2:]:
+    try:
+        print(resolve_model(name, weights=sys.argv[1] == "True"))
+    except UserError as error:
+        print(f"error: {error}")
 """
 
 
-def resolve(name, home, url, *, weights=True, **environ) -> subprocess.CompletedProcess[str]:
+def resolve(*names, home, url, weights=True, **environ) -> subprocess.CompletedProcess[str]:
     """`resolve_model` in a process of its own, with a cache in `home`."""
-    return run_with_hub(["-c", SCRIPT, name, str(weights)], home, url, **environ)
+    return run_with_hub(["-c", SCRIPT, str(weights), *names], home, url, **environ)
 
 
 @pytest.mark.slow
 def test_a_model_is_downloaded_once_and_only_the_files_it_needs(repository, tmp_path):
     with serving({NAME: repository}) as server:
-        done = resolve(NAME, tmp_path / "home", server.url)
+        done = resolve(NAME, home=tmp_path / "home", url=server.url)
         assert done.returncode == 0, done.stderr
         folder = pathlib.Path(done.stdout.strip())
         present = {file.relative_to(folder).as_posix() for file in folder.rglob("*")}
@@ -61,26 +62,26 @@ def test_a_model_is_downloaded_once_and_only_the_files_it_needs(repository, tmp_
         }
         assert "100%" in done.stderr  # a progress bar
         server.requests.clear()
-        again = resolve(NAME, tmp_path / "home", server.url)
+        again = resolve(NAME, home=tmp_path / "home", url=server.url)
         assert again.stdout == done.stdout and again.stderr == ""
         assert server.requests == []
         (folder / "tokenizer_config.json").unlink()  # as if another tool had left it out
-        resolve(NAME, tmp_path / "home", server.url)
+        resolve(NAME, home=tmp_path / "home", url=server.url)
         assert (folder / "tokenizer_config.json").is_file()
     weights = (folder / "model.safetensors").read_bytes()
     assert weights == (GOLDEN / "model.safetensors").read_bytes()
-    offline = resolve(NAME, tmp_path / "home", server.url, HF_HUB_OFFLINE="1")
+    offline = resolve(NAME, home=tmp_path / "home", url=server.url, HF_HUB_OFFLINE="1")
     assert offline.stdout == done.stdout
 
 
 @pytest.mark.slow
 def test_a_config_is_read_without_weights_which_follow_when_they_are_needed(repository, tmp_path):
     with serving({NAME: repository}) as server:
-        done = resolve(f"{NAME}@main", tmp_path / "home", server.url, weights=False)
+        done = resolve(f"{NAME}@main", home=tmp_path / "home", url=server.url, weights=False)
         folder = pathlib.Path(done.stdout.strip())
         assert (folder / "config.json").is_file()
         assert not (folder / "model.safetensors").exists()
-        done = resolve(f"{NAME}@{COMMIT}", tmp_path / "home", server.url)
+        done = resolve(f"{NAME}@{COMMIT}", home=tmp_path / "home", url=server.url)
         assert pathlib.Path(done.stdout.strip()) == folder
         assert (folder / "model.safetensors").is_file()
 
@@ -92,25 +93,30 @@ def test_of_a_sharded_model_the_files_of_its_index_are_downloaded(repository, tm
     index = {"weight_map": {"model.norm.weight": "part-1.safetensors"}}
     (repository / hub.INDEX).write_text(json.dumps(index))
     with serving({NAME: repository}) as server:
-        done = resolve(NAME, tmp_path / "home", server.url)
+        done = resolve(NAME, home=tmp_path / "home", url=server.url)
     files = {file.name for file in pathlib.Path(done.stdout.strip()).glob("*.safetensors")}
     assert files == {"part-1.safetensors"}
 
 
+ONLINE = {
+    "owner/absent": "and there is no model 'owner/absent' on http",
+    "owner/gated": "owner/gated is gated: ask for access at http",
+    f"{NAME}@v9": f"{NAME} on the Hub has no revision 'v9': give a branch",
+    "owner/adapter": "has no model.safetensors: it is an adapter",
+    "owner/files": "has no config.json; for a repository of GGUF files",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "environ", "words"),
+    ("environ", "words_of"),
     [
-        ("owner/absent", {}, "and there is no model 'owner/absent' on http"),
-        ("owner/gated", {}, "owner/gated is gated: ask for access at http"),
-        (f"{NAME}@v9", {}, f"{NAME} on the Hub has no revision 'v9': give a branch"),
-        (NAME, {"HF_HUB_OFFLINE": "1"}, "and HF_HUB_OFFLINE is set: unset it"),
-        (NAME, {"HF_ENDPOINT": "http://127.0.0.1:9"}, "failed (ConnectError"),
-        ("owner/adapter", {}, "has no model.safetensors: it is an adapter"),
-        ("owner/files", {}, "has no config.json; for a repository of GGUF files"),
+        ({}, ONLINE),
+        ({"HF_HUB_OFFLINE": "1"}, {NAME: "and HF_HUB_OFFLINE is set: unset it"}),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {NAME: "failed (ConnectError"}),
     ],
 )
-def test_what_cannot_be_downloaded_says_why_on_one_line(name, environ, words, repository, tmp_path):
+def test_what_cannot_be_downloaded_says_why_on_one_line(environ, words_of, repository, tmp_path):
     adapter, files = tmp_path / "adapter", tmp_path / "files"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
@@ -119,9 +125,9 @@ def test_what_cannot_be_downloaded_says_why_on_one_line(name, environ, words, re
     folders = {NAME: repository, "owner/adapter": adapter, "owner/files": files}
     folders["owner/gated"] = repository
     with serving(folders, gated=("owner/gated",)) as server:
-        done = resolve(name, tmp_path / "home", server.url, **environ)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: ") and words in last, done.stderr
+        done = resolve(*words_of, home=tmp_path / "home", url=server.url, **environ)
+    for line, words in zip(done.stdout.splitlines(), words_of.values(), strict=True):
+        assert line.startswith("error: ") and words in line
 
 
 @pytest.mark.parametrize("name", ["runs/a--b", "runs/a..b", "runs/a-", "runs/" + "x" * 97])
