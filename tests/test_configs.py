@@ -251,3 +251,19 @@ def test_an_unknown_metric_is_refused_unless_registered(monkeypatch):
         dataclasses.replace(job, recipe=recipe)
     monkeypatch.setitem(METRICS, "mine", lambda answer, answers: 1.0)
     assert dataclasses.replace(job, recipe=recipe).recipe.metric == "mine"
+
+
+def test_the_real_configs_train_the_subject_of_each_paper():
+    """What configs that only train a reader leave out."""
+    jobs = {name: config_job(f"real/{name}") for name in (*PAPERS, "search_r1")}
+    assert {(job.index.kind, job.data.files.train) for job in jobs.values()} == {
+        ("bm25", "mixture:train")
+    }
+    system = {name: job.recipe.system for name, job in jobs.items()}
+    forced = jobs["c3po"].recipe.expander(frozenset()).forced_actions["router"]
+    assert [action.text for action in forced] == ["[No Retrieval]", "[Retrieval]", "[Planning]"]
+    assert {"rewriter", "selector", "generator"} == set(system["mmoa_rag"].roles)
+    assert system["coda"].max_turns > 2, "several tasks"
+    assert {"QDS", "R", "DS", "AG"} == set(system["mao_arag"].executors)
+    assert jobs["mao_arag"].objective.advantage == "group_centred"
+    assert system["opera"].max_plan_steps > 1 and {"plan", "rewrite"} < set(system["opera"].roles)

@@ -30,7 +30,7 @@ from jax_ragrl.corpus.formats import FORMATS, load_passages, load_questions
 from jax_ragrl.corpus.formats.html_text import html_sections
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import safetensors_io
-from jax_ragrl.models.hf import read_config
+from jax_ragrl.models.hf import load_decoder, read_config
 from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
@@ -306,3 +306,22 @@ def test_any_request_is_answered_or_refused(http, path, body):
 @given(st.text(max_size=20), st.sampled_from(["GET", "POST", "PUT", "HEAD", "DELETE"]))
 def test_any_address_is_answered_or_refused(http, path, method):
     assert http.request(method, f"/{quote(path)}").status_code < 500
+
+
+@examples(60)
+@given(st.data())
+def test_a_changed_model_folder_is_loaded_or_refused(tmp_path, data):
+    """One file of the folder has other bytes, another header or another end."""
+    shutil.copytree(GOLDEN, tmp_path, dirs_exist_ok=True)
+    name = data.draw(st.sampled_from(["config.json", "model.safetensors"]))
+    content = bytearray((GOLDEN / name).read_bytes())
+    at = data.draw(st.integers(0, min(len(content), 3000) - 1))
+    new = data.draw(st.binary(min_size=1, max_size=4))
+    kind = data.draw(st.sampled_from(["replace", "cut", "insert"]))
+    if kind == "cut":
+        del content[at:]
+    else:
+        content[at : at + len(new) * (kind == "replace")] = new
+    (tmp_path / name).write_bytes(content)
+    with refusing():
+        load_decoder(tmp_path)
