@@ -14,6 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.overrides import load_config
 from tests.docs.pages import PYTHON, ROOT, SHELL, Block, blocks, commands, pages
+from tests.flags import flags
 
 PAGES = pages()
 SHELL_BLOCKS = [block for page in PAGES for block in blocks(page, SHELL)]
@@ -180,6 +181,9 @@ def one_shape(configs: pathlib.Path) -> None:
 def test_marked_shell_blocks_run(block: Block, tmp_path, monkeypatch):
     workplace(tmp_path, monkeypatch)
     write_files(block, tmp_path)
+    # The programs of these small runs take longer to compile than to compute.
+    monkeypatch.setenv("XLA_FLAGS", flags(1))
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     script = "set -euo pipefail\n" + re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
