@@ -42,8 +42,7 @@ def parse_chat_request(body: dict[str, Any]) -> tuple[str, bool, bool]:
 def completion(model: str, answer: Answer) -> dict[str, Any]:
     """Returns a chat completion; `why` next to its message is the reason for its end."""
     message = {"role": "assistant", "content": answer.answer or ""}
-    # The API knows few reasons; `why` is this system's.
-    choice = {"index": 0, "message": message, "finish_reason": "stop", "why": answer.finish_reason}
+    choice = {"index": 0, "message": message, **_end(answer)}
     return _head(model, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
 
 
@@ -52,13 +51,20 @@ def events(model: str, answer: Answer, with_usage: bool) -> Iterator[str]:
     head = _head(model, "chat.completion.chunk")
     usage: dict[str, Any] = {"usage": None} if with_usage else {}
     first = {"delta": {"role": "assistant", "content": answer.answer or ""}, "finish_reason": None}
-    last = {"delta": {}, "finish_reason": "stop", "why": answer.finish_reason}
+    last = {"delta": {}, **_end(answer)}
     parts = [{"choices": [{"index": 0, **choice}], **usage} for choice in (first, last)]
     if with_usage:
         parts.append({"choices": [], "usage": _usage(answer)})
     for part in parts:
         yield f"data: {json.dumps(head | part)}\n\n"
     yield "data: [DONE]\n\n"
+
+
+def _end(answer: Answer) -> dict[str, str]:
+    # The API knows few reasons; `why` is this system's. "stop" would make the empty text of a
+    # question without an answer a complete reply.
+    reason = "length" if answer.answer is None else "stop"
+    return {"finish_reason": reason, "why": answer.finish_reason}
 
 
 def _head(model: str, kind: str) -> dict[str, Any]:

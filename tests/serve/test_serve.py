@@ -216,6 +216,15 @@ def test_the_openai_client_works():
         assert failure.value.status_code == 502
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_without_an_answer_is_not_complete(stream):
+    messages = [{"role": "user", "content": TEXTS[0]}]
+    with client(Tape(lambda role, prompt, rng: "?"), system(), warm=False) as http:
+        reply = http.post("/v1/chat/completions", json={"messages": messages, "stream": stream})
+    reason, why = re.search(r'"finish_reason": ?"(\w+)", ?"why": ?"([^"]*)"', reply.text).groups()
+    assert reason == "length" and why not in ("", "answered")
+
+
 USER = {"role": "user", "content": "q"}
 
 
