@@ -71,7 +71,8 @@ def _execute(file: str) -> ml_collections.ConfigDict:
     """Returns what `get_config` of a config file returns; `file` is as of `_config_file`."""
     name, *argument = file.split(":", 1)
     try:
-        module = types.SimpleNamespace(**runpy.run_path(name))
+        module = types.ModuleType(name)  # for the message without a get_config
+        vars(module).update(runpy.run_path(name, run_name=name))
         config = module.get_config(*argument)
     except ImportError as error:
         raise UserError(

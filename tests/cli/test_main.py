@@ -334,7 +334,7 @@ def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):
         ("\nx = y\n", "NameError: name 'y' is not defined ({}, line 2)"),
         ("def get_config():\n  int('x')\n", "literal for int() with base 10: 'x' ({}, line 2)"),
         ("import json\njson.loads('')\n", "({}, line 2)"),  # not the line of the library
-        ("x = 3\n", "has no attribute 'get_config'"),
+        ("x = 3\n", "module '{}' has no attribute 'get_config'"),
     ],
 )
 def test_a_config_that_fails_is_named_with_the_line(text, message, tmp_path, capsys):
