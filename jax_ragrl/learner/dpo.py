@@ -21,7 +21,6 @@ from jax import Array
 from jax_ragrl.config.ranges import NotNegative, Positive
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.packing import Group, Minibatches, Turn, group_turns, lay_out
-from jax_ragrl.learner.passes import model_outputs
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.learner.state import Policy, PolicySpec
 from jax_ragrl.learner.update import (
@@ -33,7 +32,7 @@ from jax_ragrl.learner.update import (
 from jax_ragrl.losses import dpo_loss
 from jax_ragrl.rollout.tree import Forest, sibling_groups
 from jax_ragrl.runtime.portable_random import shuffled
-from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context
+from jax_ragrl.runtime.sharding import data_parallel_size
 
 
 class Pair(NamedTuple):
@@ -154,15 +153,12 @@ def dpo_update(
             "terminal"
         )
     data = _laid_out(spec, pairs)
-    params = {"policy": state.policy.params, "reference": state.reference}
-    with mesh_context(spec.mesh):
-        logp_AT = {
-            name: model_outputs(spec, data, spec.policy, x, {name: "logp_RM"})[name]
-            for name, x in params.items()
-        }
     # The chosen and the rejected answer of each pair: of equal pairs, too, nodes are different.
     actions_2B = np.argsort(data.actions.node_A).reshape(-1, 2).T
-    logp_2B, ref_logp_2B = (x.sum(axis=1)[actions_2B] for x in logp_AT.values())
+    logp_2B, ref_logp_2B = (
+        score_policy(policy, data, params).sum(axis=1)[actions_2B]
+        for params in (state.policy.params, state.reference)
+    )
 
     def losses(logp_2B: Array) -> Array:
         return dpo_loss(*logp_2B, *ref_logp_2B, beta=beta)

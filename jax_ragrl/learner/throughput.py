@@ -13,10 +13,10 @@ from jax_ragrl.runtime.topology import CEILINGS
 # Peak bfloat16 operations per second by a prefix of JAX's name of the device; the longest matching
 # prefix counts.
 PEAKS = {
-    f"NVIDIA {name.upper()}": CEILINGS[name].flops for name in ("a100", "h100", "h200", "b200")
+    "NVIDIA H100 PCIe": 756e12,
+    **{f"NVIDIA {x.upper()}": CEILINGS[x].flops for x in ("a100", "h100", "h200", "b200")},
+    **{name: x.flops for name, x in CEILINGS.items() if name.startswith("TPU")},
 }
-PEAKS |= {"NVIDIA H100 PCIe": 756e12}
-PEAKS |= {name: x.flops for name, x in CEILINGS.items() if name.startswith("TPU")}
 
 
 def peak_flops(device: str) -> float | None:

@@ -163,9 +163,12 @@ def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
     return scores
 
 
-def score_policy(policy: Policy, data: Minibatches) -> np.ndarray:
-    """Returns the log-probabilities of all actions under a policy, float32 `[A, T]`."""
-    spec, params = policy.spec, policy.state.policy.params
+def score_policy(policy: Policy, data: Minibatches, params: Any = None) -> np.ndarray:
+    """Returns the log-probabilities of all actions, float32 `[A, T]`.
+
+    They are those of a policy, or of its model with other parameters, such as its reference.
+    """
+    spec, params = policy.spec, policy.state.policy.params if params is None else params
     with mesh_context(spec.mesh):
         return model_outputs(spec, data, spec.policy, params, {"logp_AT": "logp_RM"})["logp_AT"]
 
