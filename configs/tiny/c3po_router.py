@@ -68,14 +68,14 @@ def get_config() -> ConfigDict:
             },
             "optimizer": {"policy_lr": 8e-4, "epochs": 3, "minibatches": 2},
             "run": {
-                "steps": 60,
+                "steps": 30,
                 "questions_per_step": 24,
-                "save_every": 20,
-                "eval_every": 10,
+                "save_every": 15,
+                "eval_every": 15,
                 "dev_questions": 40,
                 "test_questions": 400,
                 # Trees for the report: how often they are saved, and how many.
-                "save_trees_every": 20,
+                "save_trees_every": 15,
                 "trees_per_save": 2,
             },
             # Prompts and batches are padded to these sizes: one compiled program per pair.

@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tqdm
 
 from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.report.build import build_report
 from jax_ragrl.rollout.policy import SamplerModels
 from jax_ragrl.rollout.system import System
@@ -24,7 +27,7 @@ from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.parts import Components
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.runtime.multihost import on_process_zero
+from jax_ragrl.runtime.multihost import all_gather_object, on_process_zero
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import METRIC_NAMES, paired_bootstrap
 from jax_ragrl.training.loop import train
@@ -52,7 +55,7 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     # Before the training: an environment that fails is reported within minutes, not hours.
     before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
     models = acting_models(train(job, components, workdir))
-    rows = evaluate_trained(job, components, models, questions, workdir)
+    rows = evaluate_trained(job, components, models, questions, before, workdir)
     summary = summarize(job, components, before, rows, workdir)
     summary["wall_s"] = round(time.perf_counter() - start, 1)
     on_process_zero(lambda: write_results(workdir, summary))
@@ -67,12 +70,8 @@ def evaluations(
     name: str,
 ) -> dict[str, Callable[[], Result]]:
     """Returns evaluations of policies by row: `name`, and each `name: always STRATEGY`."""
-    systems = {name: None} | {
-        f"{name}: always {key}": system
-        for key, system in job.recipe.fixed_strategies.items()
-        # A system without roles gives equal answers before and after training.
-        if job.run.fixed_strategies and (system.roles or name == "warm_start")
-    }
+    fixed = job.recipe.fixed_strategies if job.run.fixed_strategies else {}
+    systems = {name: None} | {f"{name}: always {key}": x for key, x in fixed.items()}
 
     def evaluation(system: System | None) -> Callable[[], Result]:
         return lambda: evaluate_models(job, components, models, questions, system)
@@ -112,11 +111,13 @@ def evaluate_trained(
     components: Components,
     models: SamplerModels,
     questions: tuple[Question, ...],
+    before: Mapping[str, Any],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
     """Evaluates the trained policies, or reads their scores when a run resumes.
 
-    Returns one row per evaluation, see `evaluations` and `result_row`.
+    Returns one row per evaluation, see `evaluations` and `result_row`. A strategy whose policies
+    are the same arrays as before training has its row of `before`.
     """
     file = workdir / "trained.json"
     key = {"asked": fingerprint(questions), "steps": steps_taken(workdir)}
@@ -125,15 +126,34 @@ def evaluate_trained(
     if key.items() <= row.items():
         return {"trained": row, **row["fixed"]}
     runs = evaluations(job, components, models, questions, "trained")
-    results = {name: timed(name, job.recipe.metric, run) for name, run in runs.items()}
+    changed = changed_policies(components.models(), models)
+    same = {
+        f"trained: always {name}": before[f"warm_start: always {name}"]
+        for name, system in job.recipe.fixed_strategies.items()
+        if job.run.fixed_strategies and changed.isdisjoint(x.policy for x in system.roles.values())
+    }
+    results = {
+        name: timed(name, job.recipe.metric, run) for name, run in runs.items() if name not in same
+    }
     # Raises before anything is written, so that a repeated call evaluates again.
     for name, result in results.items():
         result.check_answered()
         write_predictions(workdir, name, questions, result)
-    rows = {name: result_row(result) for name, result in results.items()}
+    rows = {name: result_row(result) for name, result in results.items()} | same
     others = {name: row for name, row in rows.items() if name != "trained"}
     on_process_zero(lambda: write_json(file, {**key, **rows["trained"], "fixed": others}))
     return rows
+
+
+def changed_policies(before: SamplerModels, after: SamplerModels) -> set[str]:
+    """Returns the names of the policies of which an array has changed on any host; a collective."""
+
+    def is_same(x: SplitModel, y: SplitModel) -> bool:
+        pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+        return all(jax.device_get(jnp.array_equal(a, b)) for a, b in pairs)
+
+    names = all_gather_object(lambda: [x for x in after if not is_same(before[x], after[x])])
+    return {name for host in names for name in host}
 
 
 def timed(row: str, metric: str, run_evaluation: Callable[[], Result]) -> Result:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from jax_ragrl.rollout.tree import Action
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.mistakes import KINDS, count_mistakes, mistake_of
+from jax_ragrl.run.models import load_policy
 from jax_ragrl.run.parts import Components
 from jax_ragrl.runtime import multihost
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
@@ -153,16 +155,39 @@ def test_a_resumed_run_reads_the_rows_of_its_trained_policy(tmp_path, monkeypatc
     monkeypatch.setattr(
         quickstart, "evaluate_models", lambda *inputs: calls.append(inputs) or result
     )
+    monkeypatch.setattr(quickstart, "changed_policies", lambda *_: {"policy"})
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
-    parts = Components({}, None, None, {}, tokenizer(), None)
-    first, again = (evaluate_trained(job, parts, {}, (ANN, BOB), tmp_path) for _ in range(2))
+    parts = Components({}, tape, tape, {}, tokenizer(), None)
+    first, again = (evaluate_trained(job, parts, {}, (ANN, BOB), {}, tmp_path) for _ in range(2))
     assert len(calls) == 4  # the policy as it is, and with each strategy
     assert set(again) == set(first)
     assert [again[name]["scores"] for name in first] == [row["scores"] for row in first.values()]
-    evaluate_trained(job, parts, {}, (BOB, ANN), tmp_path)
+    evaluate_trained(job, parts, {}, (BOB, ANN), {}, tmp_path)
     (tmp_path / "checkpoints" / "10").mkdir(parents=True)
-    evaluate_trained(job, parts, {}, (BOB, ANN), tmp_path)
+    evaluate_trained(job, parts, {}, (BOB, ANN), {}, tmp_path)
     assert len(calls) == 12
+
+
+def test_a_strategy_whose_policies_did_not_change_keeps_its_row(tmp_path, monkeypatch):
+    """Changed is one weight of the router, then of the other roles, which have another policy."""
+    asked = []
+    answer = evaluate(StandardRAG("c3po_tiny", 2), [ANN], Tape({}).environment())
+    monkeypatch.setattr(quickstart, "evaluate_models", lambda *x: asked.append(x[4]) or answer)
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po_router.py", []))
+    decoder = load_policy("tiny")[0]
+    parts = Components({}, None, None, {"policy": decoder, "router": decoder}, tokenizer(), None)
+    old = {name: {"cover_em": name} for name in ("No Retrieval", "Retrieval", "Planning")}
+    before = {f"warm_start: always {name}": row for name, row in old.items()}
+    for changed, systems in (("router", 1), ("policy", 4)):
+        models = parts.models()
+        params = jax.tree.map(lambda x: x.at[(0,) * x.ndim].add(1), models[changed].params)
+        models[changed] = dataclasses.replace(models[changed], params=params)
+        asked.clear()
+        rows = evaluate_trained(job, parts, models, (ANN,), before, tmp_path / changed)
+        assert len(asked) == systems and asked[0] is None  # the system of the recipe
+        kept = {name: row for name, row in rows.items() if row in old.values()}
+        names = old if systems == 1 else ()
+        assert kept == {f"trained: always {name}": old[name] for name in names}
 
 
 def test_the_headline_gain_is_over_the_best_row_that_needs_no_training(tmp_path):
