@@ -81,8 +81,11 @@ def run_config(options: argparse.Namespace) -> None:
     if options.file and any(text.startswith("--config=") for text in options.config):
         raise UserError(f"{options.file} and --config=FILE are two config files: give one of them")
     values = load_config(options.file and local(options.file), options.config)
-    from jax_ragrl.validation.config import keys_of
+    from jax_ragrl.validation.config import config_problems, keys_of
 
+    # Others, such as a missing value, are no fault of a config that is being written.
+    if unknown := [text for text in config_problems(values) if text.startswith("unknown")]:
+        raise UserError("; ".join(unknown))
     prefix = f"{options.key}." if options.key else ""
     keys = [key for key in keys_of(values) if f"{key.name}.".startswith(prefix)]
     if not keys:

@@ -54,7 +54,7 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
         "comma-separated names of systems; all, or workflows for MAO-ARAG's fixed workflows "
         "(default: direct,standard_rag, and c3po if there is a --policy)"
     )
-    sub.add_argument("--systems", default="", help=systems)
+    sub.add_argument("--systems", help=systems)
     runs = "folders of runs: adds one row per run, for its system with its trained policies"
     sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=runs)
     sub.add_argument(
@@ -219,7 +219,9 @@ def _table_settings(options: argparse.Namespace) -> TableSettings:
     # The shipped policy and its prompts would be a poor partner of a real model.
     is_real = not (options.llm == TINY or options.llm.startswith(READER))
     policy, style = (options.policy or TINY, "tiny") if not is_real else (options.policy, "full")
-    names = options.systems or "direct,standard_rag" + (",c3po" if policy else "")
+    names = options.systems
+    if names is None:
+        names = "direct,standard_rag" + (",c3po" if policy else "")
     systems = (*names.split(","), *(f"{RUN}{folder}" for folder in options.runs))
     folder = options.workdir if options.data else options.out and options.out.absolute().parent
     # Options that are named as settings.

@@ -86,6 +86,8 @@ class DataSet(NamedTuple):
 def parse_data(text: str) -> DataSet:
     """Parses `[NAME=]QUESTIONS[@CORPUS]`, two names as in `data_path`; see `set_name`."""
     name, equals, files = text.partition("=")
+    if equals and not name:
+        raise UserError(f"{text!r} names no set: give NAME=QUESTIONS, or QUESTIONS alone")
     match = FILES.fullmatch(files if equals else text)
     assert match, "the pattern matches every text"
     questions, corpus = match["questions"], match["corpus"]

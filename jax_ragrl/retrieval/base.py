@@ -41,7 +41,7 @@ def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hit
       EffectError: the search of a query failed.
     """
     all_hits = []
-    for hits in one_each(retriever, retriever.search(queries, k), queries, Hits):
+    for hits in _hits(retriever, queries, k):
         if isinstance(hits, EffectError):
             raise hits
         all_hits.append(hits)
@@ -72,8 +72,7 @@ def search_pages(
     queries = list(dict.fromkeys(query for query, _, _ in requests))
     # One depth for all queries is safe, because the first hits do not depend on the depth.
     depth = max(k * (page + 1) for _, k, page in requests)
-    found = one_each(retriever, retriever.search(queries, depth), queries, Hits)
-    hits_of = dict(zip(queries, found, strict=True))
+    hits_of = dict(zip(queries, _hits(retriever, queries, depth), strict=True))
     pages: list[Hits | EffectError] = []
     for query, k, page in requests:
         hits, ranks = hits_of[query], slice(k * page, k * page + k)
@@ -81,3 +80,15 @@ def search_pages(
             hits = Hits(hits.passages[ranks], hits.scores[ranks])
         pages.append(hits)
     return pages
+
+
+def _hits(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
+    """Searches with a retriever, which may be a user's: `UserError` for a wrong reply."""
+    found = one_each(retriever, retriever.search(queries, k), queries, Hits)
+    for hits in found:
+        if isinstance(hits, Hits) and len(hits.passages) != len(hits.scores):
+            raise UserError(
+                f"{type(retriever).__name__} returned {len(hits.passages)} passages with "
+                f"{len(hits.scores)} scores: give each passage one score"
+            )
+    return found

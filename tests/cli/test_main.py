@@ -365,6 +365,8 @@ def test_config_options_with_a_blank_are_no_positional_arguments(capsys):
     shown = capsys.readouterr().out
     assert "\nmesh = (1, 1, -1)" in shown and "\npolicy = 'my models/x'" in shown
     assert "one of them" in error_line(capsys, "config", "show", "x.py", *options)
+    line = error_line(capsys, "config", "show", *options, "--config.run.stpes=3")
+    assert "unknown config key config.run.stpes: did you mean steps?" in line
     line = error_line(capsys, "ask", *options, "Who?", "--workdir=none")
     assert "--config=FILE" in line and "does not take" not in line
     assert "does not take '--config.policy=" in error_line(capsys, "report", "none", options[-1])

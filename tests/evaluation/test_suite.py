@@ -46,6 +46,8 @@ def test_a_cell_shows_scores_costs_and_failures_of_a_named_set():
     assert parse_data("d/e.json.gz") == DataSet("e", path)
     assert parse_data("x=d/e.json.gz@c") == DataSet("x", path, pathlib.Path("c"))
     assert parse_data("d/popqa/test.jsonl").name == "popqa"
+    with pytest.raises(UserError, match="'=e.json' names no set: give NAME=QUESTIONS"):
+        parse_data("=e.json")
 
 
 def test_rows_are_compared_with_the_first_one_question_by_question():

@@ -14,7 +14,7 @@ from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import TOO_LONG, ParsedAction, Role
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.types import LLMRequest, Message, Question, Sampling
+from jax_ragrl.types import Hits, LLMRequest, Message, Question, Sampling
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, leaves_of, passage, play, system
 from tests.tiny import split_policy, tokenizer
 
@@ -208,6 +208,15 @@ def test_a_wrong_reply_of_an_own_retriever_or_model_is_named(route, kind, reply,
 
     with pytest.raises(UserError, match=rf"^Wrong returned {given} for \d requests: .* one {kind}"):
         play(Wrong(lambda role, prompt, rng: route), ANN, BOB)
+
+
+def test_hits_of_an_own_retriever_have_one_score_for_each_passage():
+    class Uneven(Tape):
+        def search(self, queries, k):
+            return [Hits(hits.passages, ()) for hits in super().search(queries, k)]
+
+    with pytest.raises(UserError, match="^Uneven returned 2 passages with 0 scores: give each"):
+        play(Uneven(lambda role, prompt, rng: "[Retrieval] a"), ANN)
 
 
 # --- Branches ----------------------------------------------------------------------------------
