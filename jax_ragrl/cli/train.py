@@ -14,7 +14,6 @@ from jax_ragrl.cli.common import (
     AddCommand,
     parse_numbers,
     parse_ranges,
-    print_json,
     show,
 )
 from jax_ragrl.config.schema import local
@@ -106,14 +105,15 @@ def run_quickstart(options: argparse.Namespace) -> None:
     values["seed"] = options.seed
     if options.real:
         warm_values = load_config(REAL_WARM_START, ["--config.data.demos=demos.jsonl"])
-        summary = real_quickstart(values, warm_values, workdir, options.warm_questions)
+        real_quickstart(values, warm_values, workdir, options.warm_questions)
     else:
         # One seed for both, so that runs with different seeds differ in their data, too.
         if values["data"].get("world"):
             values["data"]["world"]["seed"] = options.seed
-        summary = quickstart(claim_workdir(values, workdir), workdir)
+        quickstart(claim_workdir(values, workdir), workdir)
     if is_process_zero():
-        print_json(summary)
+        _print_facts(workdir)
+        print(f"wrote {workdir / 'summary.json'} and {workdir / 'report.html'}")
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -137,7 +137,7 @@ def run_train(options: argparse.Namespace) -> None:
 
 def _print_facts(workdir: pathlib.Path) -> None:
     """Prints the data, models and scores of a run, and the commands that come next."""
-    from jax_ragrl.report.build import origin, results
+    from jax_ragrl.report.build import gain, origin, results, system_title
     from jax_ragrl.report.load import load_run
     from jax_ragrl.training.log import METRICS
 
@@ -147,6 +147,13 @@ def _print_facts(workdir: pathlib.Path) -> None:
     run = load_run(workdir)
     for name, value in (origin(run.config) | results(run)).items():
         show(f"{name + ':':<20} {value}")
+    if scores := run.summary.get("accuracy"):
+        print(f"Test questions ({run.summary.get('metric', 'share')}):")
+        for name, score in scores.items():
+            print(f"  {system_title(name):<36} {score!s:>6}")
+    for key in ("gain", "gain_over_fixed"):
+        if found := gain(run.summary, key):
+            print(f"{found['mean']} points ({found['ci']}) over {found['over']}")
     print(
         f"next: ragrl report {workdir}; ragrl serve --workdir {workdir}; "
         f"ragrl evaluate --run {workdir} --systems ... for the test questions"

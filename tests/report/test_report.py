@@ -292,6 +292,19 @@ def test_a_report_names_what_a_run_was_trained_on_and_its_scores(tmp_path, capsy
     for name, value in facts.items():
         assert f"{name} {value}" in text and f"{name}: {value}" in printed
     assert "Judge" not in text and f"ragrl report {tmp_path}" in printed[-1]
+    over = {"over": "trained: always Planning", "mean": 8.5, "ci95": [2.5, 14.5]}
+    scores = {"warm_start": 41.5, over["over"]: None, "trained": 69.25}
+    values = {"metric": "F1, percent", "accuracy": scores, "gain_over_fixed": over}
+    write_run(tmp_path, summary=values)
+    _print_facts(tmp_path)
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    start = printed.index("Test questions (F1, percent):")
+    assert [line.split() for line in printed[start + 1 : start + 4]] == [
+        ["Warm", "start", "41.5"],
+        ["Trained:", "always", "Planning", "None"],
+        ["Trained", "69.25"],
+    ]
+    assert printed[start + 4] == "+8.5 points (+2.5 to +14.5) over trained: always Planning"
 
 
 def leaves_of(*values: float) -> list[dict[str, Any]]:
