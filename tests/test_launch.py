@@ -19,12 +19,17 @@ LAUNCH = pathlib.Path(__file__).parent.parent / "launch"
 
 
 @pytest.mark.parametrize(
-    "code, restarts, queued",
-    [(0, 0, False), (137, 0, True), (134, 2, True), (137, 3, False), (2, 0, False)],
+    "codes, queued",
+    [
+        ([0], 0),
+        ([2], 0),  # a user error
+        ([137, 1, 134, 137], 3),
+        ([137, 143, 143, 143, 143, 1, 0], 6),  # four times asked to stop
+    ],
 )
-def test_a_slurm_job_is_requeued_after_a_crash(tmp_path, code, restarts, queued):
+def test_a_slurm_job_is_queued_again_three_times_and_after_each_preemption(tmp_path, codes, queued):
     write_script(tmp_path / "launch" / "install.sh", "")
-    write_script(tmp_path / "bin" / "srun", f'echo "srun $*" >>calls\nexit {code}')
+    write_script(tmp_path / "bin" / "srun", 'echo "srun $*" >>calls\nexit "$CODE"')
     write_script(tmp_path / "bin" / "scontrol", 'echo "scontrol $*" >>calls')
     elsewhere = tmp_path / "spool" / "script"
     elsewhere.parent.mkdir()
@@ -32,14 +37,17 @@ def test_a_slurm_job_is_requeued_after_a_crash(tmp_path, code, restarts, queued)
     slurm = {
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "7",
-        "SLURM_RESTART_COUNT": str(restarts),
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
     }
-    ran = subprocess.run([elsewhere, "train", "--workdir=runs/a b"], env=os.environ | slurm)
+    for start, code in enumerate(codes):
+        # Slurm's own count has preemptions at which it killed the job, too.
+        own = slurm | {"CODE": str(code), "SLURM_RESTART_COUNT": str(5 + start)}
+        ran = subprocess.run([elsewhere, "train", "--workdir=runs/a b"], env=os.environ | own)
+        assert ran.returncode == code
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert ran.returncode == code
     assert calls[0].endswith("launch/ragrl.sh train --workdir=runs/a b")
-    assert calls[1:] == (["scontrol requeue 7"] if queued else [])
+    assert calls[1::2] == ["scontrol requeue 7"] * queued and len(calls) == len(codes) + queued
+    assert not (tmp_path / "ragrl-7.crashes").exists()
 
 
 def resolved(
