@@ -371,5 +371,15 @@ def test_the_jobset_is_one_and_restarts_all_pods_unless_a_user_error_ended_them(
     assert len(mistakes("jobset.json", content)) == 1
 
 
-def test_the_task_of_skypilot_is_one():
-    assert mistakes("skypilot.json", manifest("skypilot.yaml")) == []
+def test_the_task_of_skypilot_is_one_and_repeats_three_crashes_but_no_user_error(tmp_path):
+    content = manifest("skypilot.yaml")
+    assert mistakes("skypilot.json", content) == []
+    # The task fails with the code of its script, and is then not repeated.
+    assert "job_recovery" not in content["resources"]
+    write_script(tmp_path / "bin" / "sleep", "")
+    own = {"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    for codes, starts, code in (("2", 1, 2), ("134", 4, 134), ("1 143 1 143 75 0", 6, 0)):
+        write_script(tmp_path / "launch" / "ragrl.sh", SCRIPTED.replace("CODES", codes))
+        (tmp_path / "count").write_text("0")
+        ran = subprocess.run(["bash", "-c", content["run"]], cwd=tmp_path, env=os.environ | own)
+        assert (ran.returncode, (tmp_path / "count").read_text()) == (code, f"{starts}\n")
