@@ -15,6 +15,7 @@
 #   SETUP     run on each worker before each start: mounts the disk of --workdir, which all share
 #   RESTARTS  how often a run that crashed is started again (3)
 #   POLL      seconds between two looks at the pod (30)
+#   HF_TOKEN  of gated models: the workers keep it where huggingface_hub looks for it
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -95,6 +96,7 @@ tar -xzf ~/ragrl.tgz -C ~/jax_ragrl
 python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" ||
   { python3 -m pip install --user uv; python3 -m uv python install 3.12; }
 ~/jax_ragrl/launch/install.sh tpu
+[ ! -e ~/hf_token ] || { install -D -m 600 ~/hf_token ~/.cache/huggingface/token && rm ~/hf_token; }
 '${SETUP:-}
   # All processes of the run inherit the lock. The number of a process would not do: after a worker
   # was started again, another one may have it.
@@ -116,7 +118,7 @@ if flock -n lock true; then cat code 2>/dev/null || echo lost; else echo running
 start() {
   say "installing on the workers of $NAME"
   byte=1
-  if ! gcloud compute tpus tpu-vm scp "$scratch/ragrl.tgz" "$NAME:" --zone="$ZONE" --quiet --worker=all ||
+  if ! gcloud compute tpus tpu-vm scp "${sent[@]}" "$NAME:" --zone="$ZONE" --quiet --worker=all ||
     ! on all "$install"; then
     trouble 'the installation failed (several workers: ssh-add ~/.ssh/google_compute_engine)'
   elif ! on all "$begin"; then
@@ -164,6 +166,12 @@ fi
 trap 'say "$NAME trains on: the same command watches it again, and this deletes it: $deletion"; exit 130' INT
 git ls-files -z --cached --others --exclude-standard | tar -czf "$scratch/ragrl.tgz" --null -T - ||
   fail 'could not pack this checkout' 'it has to be a clone of git; restore or commit deleted files'
+sent=("$scratch/ragrl.tgz")
+if [[ -n "${HF_TOKEN:-}" ]]; then
+  # A file: command lines are seen by other users and kept in logs.
+  (umask 077 && printf '%s' "$HF_TOKEN" >"$scratch/hf_token")
+  sent+=("$scratch/hf_token")
+fi
 [[ -n "${SETUP:-}" ]] ||
   say "SETUP is not set: a --workdir that it does not mount is on the disk of $NAME, and deleted with it"
 former=''

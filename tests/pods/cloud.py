@@ -95,9 +95,11 @@ class Cloud:
             case "tpu-vm describe" if states:
                 print("READY" if states == ["ACTIVE"] else "PREEMPTED")
             case "tpu-vm scp" if states == ["ACTIVE"]:
-                assert flags.names[1] == "pod:"
+                *sources, target = flags.names
+                assert target == "pod:"
                 for home in self._at(flags.worker):
-                    shutil.copy(flags.names[0], home)
+                    for source in sources:
+                        shutil.copy(source, home)
             case "tpu-vm ssh" if states == ["ACTIVE"]:
                 return self._ssh(flags.worker, flags.command)
             case _:

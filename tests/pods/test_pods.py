@@ -136,10 +136,12 @@ def test_a_pod_is_deleted_after_the_run_whose_crashes_are_repaired(
     assert sum(call[1] == "scp" for call in calls) == starts
 
 
-def test_a_worker_is_installed_from_the_tpu_lock_with_a_new_python(tmp_path, cloud):
+def test_a_worker_is_installed_from_the_tpu_lock_with_a_new_python_and_the_token(tmp_path, cloud):
+    token = "~/.cache/huggingface/token"  # which huggingface_hub reads
     write_script(
         cloud.folder / "ragrl",
-        f"cp ~/pip {tmp_path}/pip-$JAX_PROCESS_ID; cp -r $PWD {tmp_path}/sent",
+        f"cp ~/pip {tmp_path}/pip-$JAX_PROCESS_ID; cp -r $PWD {tmp_path}/sent\n"
+        f'echo "$(stat -c %a {token}) $(cat {token})" >{tmp_path}/token-$JAX_PROCESS_ID',
     )
     checkout = small_checkout(tmp_path / "checkout")
     (checkout / "mine.py").touch()
@@ -147,9 +149,12 @@ def test_a_worker_is_installed_from_the_tpu_lock_with_a_new_python(tmp_path, clo
     (checkout / "runs").mkdir()
     (checkout / "runs" / "big").touch()
     setup = f'echo "$JAX_PROCESS_ID" >>{tmp_path}/mounted'
-    process = start_tpu(cloud, checkout, "train", SETUP=setup)
+    process = start_tpu(cloud, checkout, "train", SETUP=setup, HF_TOKEN="hf_secret")
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 0, output
+    for i in range(2):
+        assert (tmp_path / f"token-{i}").read_text() == "600 hf_secret\n"
+    assert "hf_secret" not in output + cloud.calls_file.read_text()
     installed = [(tmp_path / f"pip-{i}").read_text().splitlines() for i in range(2)]
     assert all(
         "-r requirements/tpu.lock" in one[0] and one[1].endswith("-e .") for one in installed
