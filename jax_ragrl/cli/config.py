@@ -108,7 +108,7 @@ def run_plan(options: argparse.Namespace) -> None:
     # JAX reads these when it starts: describing devices must not search for real ones.
     quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
-    from jax_ragrl.plan import config_named, plan
+    from jax_ragrl.plan import config_named, plan, policies_of
     from jax_ragrl.plan.fit import fit
     from jax_ragrl.plan.simulate import parse_workload, simulate
     from jax_ragrl.plan.text import plan_text
@@ -140,7 +140,8 @@ def run_plan(options: argparse.Namespace) -> None:
     work, config = parse_workload(options.workload, **given), config_named(name)
     devices = describe_devices(options.topology)
     if options.fit:
-        result = fit(job, config, len(devices), lambda job: plan(job, config, devices))
+        shapes = [policy.config for policy in policies_of(job, config)[0].values()]
+        result = fit(job, shapes, len(devices), lambda job: plan(job, config, devices))
     else:
         result = plan(job, config, devices)
     if counts:

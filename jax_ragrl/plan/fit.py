@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.errors import UserError
@@ -24,33 +25,35 @@ HALVINGS = 2  # of the tokens per device
 SAMPLING = "sampling"  # the program of a `TooLargeError`
 
 
-def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
+def meshes(policies: Sequence[DecoderConfig], devices: int) -> list[tuple[int, int, int]]:
     """Returns the meshes of a number of devices to try, the smallest tensor axis first.
 
-    The tensor axis divides the key-value heads; the fsdp axis is the largest that leaves each
-    device at least 128 columns of the width, and the data axis takes the other devices.
+    The tensor axis divides the key-value heads of every policy; the fsdp axis divides the largest
+    one that leaves each device at least 128 columns of a policy's width, for every policy; the data
+    axis takes the other devices.
     """
     shapes = []
-    sizes = (devices, config.num_kv_heads, config.intermediate_size, config.vocab_size)
-    for tensor in range(1, config.num_kv_heads + 1):
-        if not any(size % tensor for size in sizes):
-            fsdp = widest_fsdp(devices // tensor, config.hidden_size)
+    sizes = [n for c in policies for n in (c.num_kv_heads, c.intermediate_size, c.vocab_size)]
+    largest = math.gcd(devices, *sizes)
+    for tensor in range(1, largest + 1):
+        if largest % tensor == 0:
+            fsdp = math.gcd(*(widest_fsdp(devices // tensor, c.hidden_size) for c in policies))
             shapes.append((devices // tensor // fsdp, fsdp, tensor))
     return shapes
 
 
-def candidates(job: Job, config: DecoderConfig, devices: int) -> Iterator[Job]:
+def candidates(job: Job, policies: Sequence[DecoderConfig], devices: int) -> Iterator[Job]:
     """Yields changed runs in the order of their expected speed."""
     tokens = job.packing.tokens_per_device
     longest = max(job.packing.row_lengths)
     sizes = [n for n in (tokens >> i for i in range(HALVINGS + 1)) if n >= min(longest, tokens)]
     # The last varies first: smaller batches cost less speed than recomputation or narrow products.
-    for mesh, remat, size in itertools.product(meshes(config, devices), REMATS, sizes):
+    for mesh, remat, size in itertools.product(meshes(policies, devices), REMATS, sizes):
         packing = dataclasses.replace(job.packing, tokens_per_device=size)
         yield dataclasses.replace(job, mesh=mesh, remat=remat, packing=packing)
 
 
-def fit(job: Job, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, Any]:
+def fit(job: Job, policies: Sequence[DecoderConfig], devices: int, plan: Plan) -> dict[str, Any]:
     """Returns the plan of the first candidate that fits, with its `changes` of the config.
 
     If no candidate fits, the first one does that fits without the exact index, which `changes`
@@ -58,7 +61,7 @@ def fit(job: Job, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
     """
     least, without_index = None, dict[str, Any]()
     error: TooLargeError | None = None
-    for candidate, result in _plans(job, config, devices, plan):
+    for candidate, result in _plans(job, policies, devices, plan):
         if isinstance(result, TooLargeError):
             error = result
             continue
@@ -74,12 +77,9 @@ def fit(job: Job, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
         least = min(least or result["peak_bytes"], result["peak_bytes"])
     if without_index:
         return without_index
-    if least is None and error:
-        raise error
     if least is None:
-        raise UserError(
-            f"{config.num_kv_heads} key-value heads leave no mesh of {devices} devices: take more"
-        )
+        assert error is not None  # there is always a candidate
+        raise error
     raise UserError(
         f"no mesh, remat and batch size fit {devices} devices; the smallest needs "
         f"{least / 2**30:.1f} GiB per device: take more devices, or see docs/howto/memory.md"
@@ -87,12 +87,12 @@ def fit(job: Job, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
 
 
 def _plans(
-    job: Job, config: DecoderConfig, devices: int, plan: Plan
+    job: Job, policies: Sequence[DecoderConfig], devices: int, plan: Plan
 ) -> Iterator[tuple[Job, dict[str, Any] | TooLargeError]]:
     """Yields candidates with their plans, or with the error of a program that is too large."""
     # The memory of sampling depends on the mesh alone.
     without_sampler = set[tuple[int, ...]]()
-    for candidate in candidates(job, config, devices):
+    for candidate in candidates(job, policies, devices):
         if candidate.mesh in without_sampler:
             continue
         try:

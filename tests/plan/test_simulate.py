@@ -142,14 +142,18 @@ SMALL = DecoderConfig(512, 256, 1024, 1, 4, 2, 64)
 
 
 @pytest.mark.parametrize("devices", [8, 256, 1024])
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"])
-def test_every_mesh_leaves_wide_columns_and_divides_the_model(name, devices):
-    config = published_config(name)
-    assert meshes(config, devices)
-    for data, fsdp, tensor in meshes(config, devices):
+@pytest.mark.parametrize(
+    "names",
+    [["qwen2.5-0.5b"], ["qwen2.5-1.5b"], ["qwen2.5-7b"], ["qwen2.5-7b", "qwen2.5-0.5b"]],
+)
+def test_every_mesh_leaves_wide_columns_and_divides_all_policies(names, devices):
+    policies = [published_config(name) for name in names]
+    assert meshes(policies, devices)
+    for data, fsdp, tensor in meshes(policies, devices):
         assert data * fsdp * tensor == devices
-        assert config.hidden_size % fsdp == 0 and config.hidden_size // fsdp >= 128
-        assert config.num_kv_heads % tensor == 0
+        for config in policies:
+            assert config.hidden_size % fsdp == 0 and config.hidden_size // fsdp >= 128
+            assert config.num_kv_heads % tensor == 0
 
 
 def memory_of_changes(run: Job) -> dict[str, Any]:
@@ -159,7 +163,7 @@ def memory_of_changes(run: Job) -> dict[str, Any]:
 
 
 def test_the_fitted_config_recomputes_the_least_that_fits():
-    result = fit(RUN, SMALL, 8, memory_of_changes)
+    result = fit(RUN, [SMALL], 8, memory_of_changes)
     assert result["changes"] == {
         "mesh": (4, 2, 1),
         "remat": "none",
@@ -176,14 +180,14 @@ def test_an_index_that_is_too_large_gets_a_server_per_host():
             place = index_place(OtherModels(sections, []), peak, result["memory_bytes"])
             return result | {"peak_bytes": peak, "index_place": place}
 
-        return fit(RUN, SMALL, 8, planned_run)
+        return fit(RUN, [SMALL], 8, planned_run)
 
     # With more recomputation it fits on the devices.
     small = with_index(5_000)
     assert small["changes"]["remat"] == "dots" and small["index_place"]["place"] == "devices"
     large = with_index(30_000)
     remote = {"index.kind": "remote", "index.url": "http://localhost:8001"}
-    assert large["changes"] == fit(RUN, SMALL, 8, memory_of_changes)["changes"] | remote
+    assert large["changes"] == fit(RUN, [SMALL], 8, memory_of_changes)["changes"] | remote
     assert large["index_place"] == {"place": "server", "device_bytes": 30_000}
     text = plan_text(planned(index_place=large["index_place"]))
     assert "a server per host ('ragrl serve retriever'): 30 kB per device is too much" in text
@@ -201,18 +205,18 @@ def test_programs_that_no_tpu_compiles_do_not_fit():
             raise TooLargeError("an update does not fit", "an update")
         return memory_of_changes(run)
 
-    assert fit(RUN, SMALL, 8, too_large)["changes"]["mesh"] == (2, 2, 2)
+    assert fit(RUN, [SMALL], 8, too_large)["changes"]["mesh"] == (2, 2, 2)
     assert tried[-1] == ((2, 2, 2), "full")
     assert tried.count(((4, 2, 1), "none")) == 1 and ((4, 2, 1), "full") not in tried
     with pytest.raises(TooLargeError, match="sampling does not fit"):
-        fit(RUN, dataclasses.replace(SMALL, num_kv_heads=1), 8, too_large)
+        fit(RUN, [dataclasses.replace(SMALL, num_kv_heads=1)], 8, too_large)
 
 
 def test_a_config_that_cannot_fit_is_refused():
     with pytest.raises(UserError, match="no mesh, remat and batch size fit 8 devices"):
-        fit(RUN, SMALL, 8, lambda _: planned(memory_bytes=1))
+        fit(RUN, [SMALL], 8, lambda _: planned(memory_bytes=1))
     with pytest.raises(UserError, match="memory of 'TPU v5 lite' is unknown"):
-        fit(RUN, SMALL, 8, lambda _: planned(memory_bytes=None))
+        fit(RUN, [SMALL], 8, lambda _: planned(memory_bytes=None))
 
 
 def test_the_text_has_memory_time_and_steps():
@@ -233,6 +237,19 @@ def test_the_text_has_memory_time_and_steps():
     ):
         assert line in text
     assert len(text.partition("rollout_s")[2].splitlines()) == 3
+
+
+def test_the_command_tries_meshes_of_all_policies(monkeypatch, capsys):
+    tried = set()
+    monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", lambda _: [None] * 8)
+    monkeypatch.setattr(
+        "jax_ragrl.plan.plan", lambda job, *_: tried.add(job.mesh) or planned(memory_bytes=1)
+    )
+    command = ["config", "plan", f"--config={CONFIGS / 'tiny' / 'c3po.py'}", "--topology=v5e:2x4",
+               "--shape=qwen2.5-7b", "--config.policies=(('router','qwen2.5-0.5b'),)"]  # fmt: skip
+    assert main([*command, "--fit"]) == 2
+    assert "no mesh, remat and batch size fit 8 devices" in capsys.readouterr().err
+    assert tried == {(2, 4, 1), (1, 4, 2)}  # not the (1, 2, 4) and (1, 8, 1) of --shape
 
 
 def test_the_command_simulates_and_prints_text_or_json(monkeypatch, capsys):
