@@ -30,8 +30,6 @@ def add_report(command: AddCommand) -> None:
     sub = command("report", run_report, summary)
     folders = "folder of a run or of a table; several: their predictions side by side"
     sub.add_argument("folders", nargs="+", type=local, metavar="FOLDER", help=folders)
-    explorer = "file of the explorer (default: explorer.html in the first folder)"
-    sub.add_argument("--explorer", type=text_file, metavar="FILE", help=explorer)
     live = "serve both pages instead of writing them: they follow the run while it trains"
     sub.add_argument("--serve", action="store_true", help=live)
     sub.add_argument(
@@ -98,13 +96,6 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
     add_fields_option(sub)
     limit = "questions per set, a random sample; 0 = all"
     sub.add_argument("--limit", type=natural, default=0, help=limit)
-    sample = sub.add_mutually_exclusive_group()
-    sample.add_argument(
-        "--limit-seed", type=natural, default=0, help="random seed of the sample of --limit"
-    )
-    sample.add_argument(
-        "--first", action="store_true", help="--limit takes the first questions instead"
-    )
     corpus = "file or folder of passages (default: those stored in --index)"
     sub.add_argument("--corpus", type=data_path, help=corpus)
     sub.add_argument(
@@ -124,12 +115,6 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
     )
     numbers = "print the table as JSON with all numbers, with --questions"
     sub.add_argument("--json", action="store_true", help=numbers)
-    runs = (
-        "output folder of TREC run files, one per system: the passages that its searches returned"
-    )
-    sub.add_argument(
-        "--run-files", type=output_folder, metavar="FOLDER", help=f"{runs}; with --questions"
-    )
     predictions = (
         "output folder of predictions, one file per system: question, answer, passages, trace, "
         "scores and costs, for 'ragrl report FOLDER' (default: --workdir, with --data)"
@@ -169,15 +154,11 @@ def run_report(options: argparse.Namespace) -> None:
     from jax_ragrl.report.load import METRICS
 
     if options.serve:
-        if options.explorer:
-            raise UserError(
-                "--explorer names a file, and --serve writes none: leave one of them out"
-            )
         from jax_ragrl.serve.live import serve_report
 
         return serve_report(options.folders, options.port)
     first = options.folders[0]
-    has_rows = len(options.folders) > 1 or options.explorer or has_pages(first)
+    has_rows = len(options.folders) > 1 or has_pages(first)
     # A table has predictions alone; a run of an earlier version has metrics alone.
     if (first / METRICS).exists() or not has_rows:
         print(build_report(first))
@@ -188,17 +169,16 @@ def run_report(options: argparse.Namespace) -> None:
             stacklevel=2,
         )
     if has_rows:
-        print(build_explorer(options.folders, options.explorer or first / "explorer.html"))
+        print(build_explorer(options.folders, first / "explorer.html"))
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
     from jax_ragrl.llm.cache import print_hits
 
-    for option in ("run_files", "json", "out") if options.data else ():
+    for option in ("json", "out") if options.data else ():
         if getattr(options, option):
-            name = option.replace("_", "-")
             raise UserError(
-                f"--{name} is for one question set: give --questions instead of --data, or read "
+                f"--{option} is for one question set: give --questions instead of --data, or read "
                 f"{options.workdir / 'rows.jsonl'}"
             )
     if options.data:
@@ -226,7 +206,7 @@ def _table_settings(options: argparse.Namespace) -> TableSettings:
     folder = options.workdir if options.data else options.out and options.out.absolute().parent
     # Options that are named as settings.
     same = ("questions", "index_folder", "llm", "top_k", "limit")
-    more = ("train", "judge", "int8", "retriever", "run_files", "shots", "replies", "replies_only")
+    more = ("train", "judge", "int8", "retriever", "shots", "replies", "replies_only")
     return TableSettings(
         **{name: getattr(options, name) for name in (*same, *more)},
         # An index holds its passages.
@@ -238,7 +218,6 @@ def _table_settings(options: argparse.Namespace) -> TableSettings:
         predictions=options.predictions or (options.workdir if options.data else None),
         prices=Prices(*options.prices),
         policy_examples=options.examples,
-        limit_seed=-1 if options.first else options.limit_seed,
         fields=parse_fields(options.fields),
         cache=folder / CACHE_FILE if folder and not options.no_cache else None,
     )

@@ -43,7 +43,6 @@ class BuildContext(NamedTuple):
     train: Sequence[Question]
     overrides: tuple[str, ...] = ()
     predictions: pathlib.Path | None = None
-    run_files: pathlib.Path | None = None
     prices: Prices = FREE
 
     @property

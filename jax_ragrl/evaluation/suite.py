@@ -23,7 +23,7 @@ from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import has_passages
 from jax_ragrl.corpus.mixture import load_answered
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.corpus.questions import fingerprint, sample_in_order
 from jax_ragrl.corpus.reading import Reading, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import LEARNERS, BuildContext
@@ -34,7 +34,6 @@ from jax_ragrl.evaluation.table import (
     build_context,
     error_row,
     evaluate_row,
-    limit_questions,
     load_models,
     load_questions,
     open_retriever,
@@ -145,7 +144,6 @@ def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
     optional = {  # stored only if set
         "overrides": settings.overrides,
         "retriever": settings.retriever,
-        "limit_seed": settings.limit_seed,
         "examples": settings.policy_examples and [str(settings.policy_examples), settings.shots],
         "prices": settings.prices != FREE and dataclasses.asdict(settings.prices),
     }
@@ -345,7 +343,7 @@ def _check_inputs(
         index = settings.index_folder if "index" in passages else data.corpus
         other = f"another corpus or index than {index}"
     elif trained and settings.train is not None:
-        questions = limit_questions(settings, load_answered(settings.train, settings.fields))
+        questions = sample_in_order(load_answered(settings.train, settings.fields), settings.limit)
         if trained != {fingerprint(questions)}:
             other = f"other training questions than --train {settings.train}"
     if other:

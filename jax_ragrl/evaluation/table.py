@@ -34,7 +34,6 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.index import load_indexed
 from jax_ragrl.retrieval.recall import report_gold, search_quality
-from jax_ragrl.retrieval.trec import by_rank, write_run
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.llm_policy import LLMActionSampler
@@ -80,15 +79,14 @@ class TableSettings(NamedTuple):
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
         tokens per action) or `full`.
       top_k: passages per search.
-      limit, limit_seed: number of questions of each file, a random sample with this seed, or the
-        first ones if it is negative; 0 = all.
+      limit: number of questions of each file, a random sample; 0 = all.
       policy_examples, shots: a file of demonstrations, and how many of them precede each prompt of
         a policy on a server.
       train: labeled questions for the systems in `LEARNERS`.
       judge: language model that grades answers, in the format of `llm`; empty = none.
       int8: whether an `llm` in this process has int8 weights.
       retriever: search server instead of `corpus` and `index_folder`, see `parse_index`.
-      predictions, run_files: folders for the predictions of every system and for its TREC run file.
+      predictions: folder for the predictions of every system.
       prices: adds the cost `dollars` to each row, unless all of them are 0.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs.
       fields: names of fields in the files, see `corpus.formats.own`.
@@ -111,10 +109,8 @@ class TableSettings(NamedTuple):
     int8: bool = False
     retriever: str = ""
     overrides: tuple[str, ...] = ()
-    run_files: pathlib.Path | None = None
     predictions: pathlib.Path | None = None
     prices: Prices = FREE
-    limit_seed: int = 0
     policy_examples: pathlib.Path | None = None
     shots: int = 2
     fields: Mapping[str, str] = NO_FIELDS
@@ -256,7 +252,7 @@ def build_context(
     """The inputs from which a table builds its systems; they search `retriever`."""
     train: Sequence[Question] = ()
     if settings.train:
-        train = limit_questions(settings, load_answered(settings.train, settings.fields))
+        train = sample_in_order(load_answered(settings.train, settings.fields), settings.limit)
     return BuildContext(
         style=settings.style,
         top_k=settings.top_k,
@@ -264,7 +260,6 @@ def build_context(
         train=train,
         overrides=settings.overrides,
         predictions=settings.predictions,
-        run_files=settings.run_files,
         prices=settings.prices,
     )
 
@@ -272,14 +267,7 @@ def build_context(
 def load_questions(settings: TableSettings) -> Sequence[Question]:
     if settings.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return limit_questions(settings, load_answered(settings.questions, settings.fields))
-
-
-def limit_questions(settings: TableSettings, questions: Sequence[Question]) -> Sequence[Question]:
-    """The questions of a file that a table uses: a seeded sample, or the first ones."""
-    if settings.limit_seed < 0:
-        return questions[: settings.limit or None]
-    return sample_in_order(questions, settings.limit, settings.limit_seed)
+    return sample_in_order(load_answered(settings.questions, settings.fields), settings.limit)
 
 
 def evaluate_row(
@@ -308,7 +296,7 @@ def error_row(error: Exception) -> dict[str, Any]:
 def system_result(
     name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
 ) -> Result:
-    """Evaluates one system, see `evaluate_row`, and writes its predictions and run file."""
+    """Evaluates one system, see `evaluate_row`, and writes its predictions."""
     system: System
     sampler: ActionSampler
     if name.startswith(RUN):
@@ -319,12 +307,6 @@ def system_result(
     result = evaluate(system, questions, environment, judge=models.judge, prices=context.prices)
     if context.predictions is not None:
         write_predictions(context.predictions, name, questions, result)
-    if context.run_files is not None:
-        # A run is named by its folder, whose path would be a path of folders here.
-        tag = file_label(name)
-        pairs = zip(questions, result.passages, strict=True)
-        rankings = ((question.id, by_rank(passages)) for question, passages in pairs)
-        write_run(context.run_files / f"{tag}.trec", rankings, tag)
     return result
 
 
@@ -413,7 +395,7 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
     names = tuple(
         dict.fromkeys(one for name in settings.systems for one in several.get(name, [name]))
     )
-    if settings.predictions or settings.run_files:
+    if settings.predictions:
         labels: dict[str, str] = {}
         for name in names:
             if (first := labels.setdefault(file_label(name), name)) != name:

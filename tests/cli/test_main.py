@@ -221,7 +221,7 @@ def test_text_is_written_under_no_name_of_a_compressed_file(command, capsys):
     assert "is written uncompressed: give a name without ." in error_line(capsys, *command.split())
 
 
-@pytest.mark.parametrize("option", ["out", "run-files", "predictions"])
+@pytest.mark.parametrize("option", ["out", "predictions"])
 def test_a_place_that_cannot_be_written_is_refused_at_the_start(option, tmp_path, capsys):
     (tmp_path / "file").touch()
     for place in ("file/below", "" if option == "out" else "file"):

@@ -275,7 +275,6 @@ def test_a_search_server_excludes_a_corpus_and_an_index(tmp_path, capsys):
         (["--questions", str(file), "--corpus", str(file)], "--retriever alone"),
         (["--questions", str(file), "--systems=skr_knn", f"--train={file}"], "not --retriever"),
         (["--data", f"{file}@{file}"], "--retriever searches for all sets"),
-        (["--data", f"{file}@{file}", "--run-files", "runs"], "--run-files is for one"),
         (["--data", f"{file}@{file}", "--json"], "--json is for one question set"),
         (["--data", f"{file}@{file}", "--out", "t.json"], "--out is for one question set"),
     ):
@@ -293,7 +292,7 @@ def test_a_served_index_is_a_retriever(tmp_path, capsys):
     prompt = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
     with listening(served) as index, prompt as (llm, _):
         args = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
-        args += ["--run-files", f"{tmp_path}/runs", "--out", f"{tmp_path}/new/folder/table.json"]
+        args += ["--out", f"{tmp_path}/new/folder/table.json"]
         assert main(["evaluate", "--systems", "standard_rag", "--json", *args]) == 0
     lines = capsys.readouterr().out.splitlines()  # some are of the server
     table = json.loads("\n".join(line for line in lines if not line.startswith("ragrl: ")))
@@ -301,5 +300,3 @@ def test_a_served_index_is_a_retriever(tmp_path, capsys):
     assert json.loads((tmp_path / "new" / "folder" / "table.json").read_text()) == table
     assert row["cover_em"] == 50.0 and row["costs"]["passages"] == 5.0
     assert table["mrr@10"] == 0.5 and row["retrieval"]["mrr@10"] == 50.0
-    run = (tmp_path / "runs" / "standard_rag.trec").read_text().splitlines()
-    assert run[1] == "text_5 Q0 p2 2 0.5 standard_rag" and len(run) == 10

@@ -97,8 +97,6 @@ def test_pages_of_other_sites_are_refused(run):
 def test_a_folder_that_is_missing_is_named(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none"), "--serve"]) == 2
     assert "is not a folder: start the run first" in capsys.readouterr().err
-    assert main(["report", str(tmp_path), "--serve", "--explorer", "x.html"]) == 2
-    assert "leave one of them out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
