@@ -12,7 +12,6 @@ fastest of the repeated steps, because other load on the machine can only slow a
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -83,33 +82,24 @@ class TrainWork:
         return turns
 
 
-def bench_train(
-    work: TrainWork, *, share_rows: bool = True, compare: bool = False
-) -> dict[str, Any]:
-    """Measures a step with one row layout, or with both (`compare`).
+def bench_train(work: TrainWork, *, share_rows: bool = True) -> dict[str, Any]:
+    """Measures a step with the actions of a prompt in shared rows, or each in its own.
 
     Returns:
-      Per layout: the times of `update_times`, tokens of the rows and both counts of tokens per
+      Of the layout: the times of `update_times`, tokens of the rows and both counts of tokens per
       second, operations over the ceiling (`utilisation`), six operations per parameter and token of
       the rows, as is often reported (`tflops_6n`, 1e12 per second), and peak memory of the process
-      so far, meaningful for the first layout alone. Once: the ceiling in 1e12 operations per
-      second, and with `compare` how many times faster shared rows are (`ratio`).
+      so far. Beside it: the ceiling in 1e12 operations per second.
     """
     ceiling = matrix_product_flops(work.dtype)
-    names = ("grouped", "ungrouped") if share_rows else ("ungrouped", "grouped")
-    # The requested layout first: the peak memory of the process is meaningful for it alone.
-    results = {name: _measure(work, name, ceiling) for name in names[: 1 + compare]}
-    facts = {
+    name = "grouped" if share_rows else "ungrouped"
+    return {
         "device": jax.devices()[0].device_kind,
         "parameters": param_count(work.config()),
         **dataclasses.asdict(work),
         "ceiling_tflops": round(ceiling / 1e12, 3),
-        **results,
+        name: _measure(work, name, ceiling),
     }
-    if compare:
-        seconds = {name: result["step_s"] for name, result in results.items()}
-        facts["ratio"] = round(seconds["ungrouped"] / seconds["grouped"], 3)
-    return facts
 
 
 def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
@@ -150,7 +140,6 @@ def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
         return policy.state.policy.params, sums
 
     step = time_step(optimize_once, work.repeats)
-    gc.collect()  # frees the arrays before another layout is measured
     return {
         **update_times(reference, step),
         "batches": len(batches),

@@ -137,7 +137,6 @@ def _add_train_options(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--remat", default="full", choices=remat, help="gradient checkpointing")
     text = "put each action into its own row, instead of the siblings of a prompt into shared rows"
     kind.add_argument("--ungrouped", action="store_true", help=text)
-    kind.add_argument("--compare", action="store_true", help="measure the other row layout too")
 
 
 def _print_result(measure: Callable[..., Any], options: argparse.Namespace) -> None:
@@ -212,7 +211,7 @@ def measure_train(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.train import TrainWork, bench_train
 
     work = _from_options(TrainWork, options)
-    return bench_train(work, share_rows=not options.ungrouped, compare=options.compare)
+    return bench_train(work, share_rows=not options.ungrouped)
 
 
 def _from_options(cls: Any, options: argparse.Namespace) -> Any:

@@ -29,13 +29,12 @@ SMALL = TrainWork(
 
 @pytest.mark.slow
 def test_tokens_are_counted_for_both_row_layouts():
-    result = bench_train(SMALL, compare=True)
-    grouped, ungrouped = result["grouped"], result["ungrouped"]
+    grouped = bench_train(SMALL)["grouped"]
+    ungrouped = bench_train(SMALL, share_rows=False)["ungrouped"]
     assert (grouped["tokens"], ungrouped["tokens"]) == (2 * (20 + 3 * 4), 2 * 3 * 24)
     for x in (grouped, ungrouped):
         tokens = x["ungrouped_tokens_per_s"] / x["tokens_per_s"] * x["tokens"]
         assert tokens == pytest.approx(144, rel=1e-3)
-    assert result["ratio"] > 0
 
 
 def test_the_operations_of_a_step_match_a_manual_count():
