@@ -51,18 +51,9 @@ class Schedule:
 
     Fields:
       phases: consecutive phases (OPERA: plan, analysis, rewrite).
-      role_periods: pairs of role and period: the role is trained at each step that its period
-        divides (MMOA-RAG's ablations). A role without a period is trained at every step.
     """
 
     phases: tuple[Phase, ...] = ()
-    role_periods: tuple[tuple[str, Count], ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.phases and self.role_periods:
-            raise UserError(
-                "schedule has both phases and role_periods, which exclude each other: remove one"
-            )
 
     def phase_number(self, step: int) -> int:
         """Returns the number of the phase of a step, from 0; 0 without phases."""
@@ -76,16 +67,13 @@ class Schedule:
         Raises `UserError` if the schedule names a role that is not in `roles`.
         """
         role_names = {role for phase in self.phases for role in phase.roles}
-        role_names |= {role for role, _ in self.role_periods}
         if unknown := sorted(role_names - set(roles)):
             raise UserError(
                 f"schedule names role {unknown[0]!r}, which this system does not train: use some "
                 f"of {', '.join(roles)}"
             )
-        if self.phases:
-            return tuple(r for r in roles if r in self.phases[self.phase_number(step)].roles)
-        period = dict(self.role_periods)
-        return tuple(r for r in roles if step % period.get(r, 1) == 0)
+        phase = self.phase(step)
+        return tuple(r for r in roles if phase is None or r in phase.roles)
 
     def phase(self, step: int) -> Phase | None:
         return self.phases[self.phase_number(step)] if self.phases else None

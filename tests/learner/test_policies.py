@@ -38,7 +38,6 @@ from tests.learner.bigram import (
 
 TRIO = ("plan", "analysis", "rewrite")
 STAGED = Schedule(phases=(Phase(3, ("plan",)), Phase(2, ("analysis", "rewrite"))))
-EVERY = Schedule(role_periods=(("plan", 3), ("rewrite", 2)))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,6 @@ EVERY = Schedule(role_periods=(("plan", 3), ("rewrite", 2)))
     [
         (Schedule(), ["par"] * 8),
         (STAGED, ["p", "p", "p", "ar", "ar", "ar", "ar", "ar"]),
-        (EVERY, ["par", "a", "ar", "pa", "ar", "a", "par", "a"]),
     ],
 )
 def test_a_schedule_selects_the_roles_of_a_step(schedule, expected):
@@ -57,14 +55,13 @@ def test_a_schedule_selects_the_roles_of_a_step(schedule, expected):
 
 def test_references_are_refreshed_only_at_a_new_phase():
     assert [step for step in range(8) if STAGED.begins_phase(step)] == [3]
-    assert not any(s.begins_phase(step) for s in (Schedule(), EVERY) for step in range(8))
+    assert not any(Schedule().begins_phase(step) for step in range(8))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Schedule(STAGED.phases, EVERY.role_periods), "exclude each other"),
-        (lambda: build(Schedule, {"role_periods": [["plan", 0]]}), "at least 1"),
+        (lambda: build(Schedule, {"phases": [{"steps": 0, "roles": ["plan"]}]}), "at least 1"),
         (lambda: STAGED.roles(0, ("plan", "judge")), "names role 'analysis', .* use some of plan"),
     ],
 )
