@@ -88,3 +88,15 @@ class NoLLM:
                 f"the request {purpose!r} needs a language model, but llm.kind is none: set it"
             )
         return []
+
+
+class FixedLLM:
+    """Gives one reply to every request, in place of a language model."""
+
+    name = "fixed"
+
+    def __init__(self, reply: str):
+        self._reply = reply
+
+    def complete(self, requests: Sequence[LLMRequest]) -> list[str]:
+        return [self._reply] * len(requests)

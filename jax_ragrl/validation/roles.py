@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.llm.base import FrozenLLM, NoLLM
+from jax_ragrl.llm.base import FixedLLM, FrozenLLM, NoLLM
 from jax_ragrl.llm.kinds import NoLLMConfig, WorldReaderConfig
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.policy import PolicySampler
@@ -21,7 +21,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.run.models import load_llm, load_policies, mesh_for
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.training.rollout_metrics import valid_samples
-from jax_ragrl.types import Hits, LLMRequest, Passage, Question
+from jax_ragrl.types import Hits, Passage, Question
 from jax_ragrl.validation.data import DataSample
 from jax_ragrl.validation.findings import Finding, Level, guarded
 
@@ -46,15 +46,6 @@ class SampleRetriever(NamedTuple):
         first = (len(query) * 7919 % count for query in queries)
         rows = ([self.passages[(n + i) % count] for i in range(min(k, count))] for n in first)
         return [Hits(tuple(row), (1.0,) * len(row)) for row in rows]
-
-
-class FixedLLM:
-    """Gives one reply to every request."""
-
-    name = "fixed"
-
-    def complete(self, requests: Sequence[LLMRequest]) -> list[str]:
-        return ["The answer is not known." for _ in requests]
 
 
 @guarded("roles")
@@ -108,7 +99,7 @@ def _llm(job: Job, sample: DataSample) -> FrozenLLM:
         return NoLLM()  # which names the request of a system that needs a language model
     if isinstance(job.llm, WorldReaderConfig):
         return load_llm(job.llm, sample.world, job.recipe.system.style, job.shapes)
-    return FixedLLM()
+    return FixedLLM("The answer is not known.")
 
 
 def _describe_roles(job: Job, forests: Sequence[Forest]) -> Iterator[Finding]:

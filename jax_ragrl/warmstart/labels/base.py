@@ -11,8 +11,8 @@ import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.base import FixedLLM, FrozenLLM
 from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.context import action_ids, context_ids
@@ -27,7 +27,7 @@ from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.types import LLMRequest, Passage, Question
+from jax_ragrl.types import Passage, Question
 from jax_ragrl.warmstart import labels
 from jax_ragrl.warmstart.demos import Demo
 from jax_ragrl.warmstart.labels.gold import Evidence
@@ -84,16 +84,6 @@ class LabelSampler:
         return Action(prompt, action_ids(self._tokenizer, text, chat), text)
 
 
-class Silence:
-    """A language model that replies with nothing, for systems whose prompts show no reply."""
-
-    name = "silence"
-
-    def complete(self, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
-        """Returns an empty reply per request."""
-        return [""] * len(requests)
-
-
 def label_demos(
     system: System,
     labeler: Labeler,
@@ -122,8 +112,9 @@ def label_demos(
     }
     # A demonstration needs the messages of a prompt; an action holds only its ids.
     recorder = RecordingSampler(LabelSampler(labeler, evidence, tokenizer))
-    # The frozen model plans the searches that a label then makes, and answers their parts.
-    frozen = llm if llm is not None and labeler.reads_known else Silence()
+    # The frozen model plans the searches that a label then makes, and answers their parts. The
+    # prompts of other systems show no reply.
+    frozen = llm if llm is not None and labeler.reads_known else FixedLLM("")
     environment = Environment(recorder, retriever, frozen)
     forest = collect(system, single_chain, questions, environment)
     demos = (
