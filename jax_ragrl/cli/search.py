@@ -79,13 +79,15 @@ def _open_retriever(options: argparse.Namespace) -> Iterator[Retriever]:
     values = load_config(None, options.config) if options.config else {}
     # Imported after the checks, because it loads JAX: a wrong option fails at once.
     from jax_ragrl.run import retrievers
+    from jax_ragrl.run.index import server_retriever
+    from jax_ragrl.run.short_names import parse_index
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
     enable_compile_cache()
     if options.index:
         yield retrievers.open_folder(local(options.index), options.corpus)
     elif options.retriever:
-        yield retrievers.open_server(options.retriever)
+        yield server_retriever(parse_index(options.retriever), None)
     else:
         with tempfile.TemporaryDirectory() as folder:
             yield retrievers.open_config(values, options.workdir or pathlib.Path(folder))

@@ -1,4 +1,4 @@
-"""Retrievers outside of a run: of an index folder, of a config, or of a server."""
+"""Retrievers outside of a run: of an index folder or of a config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from jax_ragrl.run.index import index_folder, load_retriever, server_retriever
 from jax_ragrl.run.index_folder import open_folder as open_index_folder
 from jax_ragrl.run.load import with_default_index
 from jax_ragrl.run.pipeline import LoadLLM
-from jax_ragrl.run.short_names import parse_index
 
 
 def retriever_from(
@@ -44,8 +43,3 @@ def open_config(values: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
     data = build(Data, values.get("data", {}), "config.data")
     corpus = load_data(data, index_folder(index, workdir), index).corpus
     return load_retriever(corpus, index, workdir)
-
-
-def open_server(text: str) -> Retriever:
-    """Returns the client of a search server, `URL` or `ENGINE[@URL]`; caches no web search."""
-    return server_retriever(parse_index(text), None)
