@@ -55,7 +55,7 @@ def explorer_page(sources: Sequence[pathlib.Path]) -> str:
     ]
     page = ""
     for limit in TEXT_LIMITS:
-        page = render(merge({label: read_rows(file) for label, file in files}, trees, limit))
+        page = render(merge({label: predictions(file) for label, file in files}, trees, limit))
         # ASCII, because JSON escapes all other characters.
         if len(page) <= MAX_BYTES:
             break
@@ -98,18 +98,34 @@ def prediction_files(source: pathlib.Path, name: str = "") -> list[tuple[str, pa
     # A table over several question sets has one folder of predictions per set.
     files = sorted(source.rglob(f"{FOLDER}/*.jsonl"))
     if not files:
-        raise UserError(
-            f"{source} holds no predictions: they are written by 'ragrl train', 'ragrl quickstart' "
-            "and 'ragrl evaluate --predictions FOLDER'"
-        )
+        raise _no_predictions(source)
     prefix = f"{name}/" if name else ""
     parts = [file.relative_to(source).with_suffix("").parts for file in files]
     labels = ("/".join(part for part in path if part != FOLDER) for path in parts)
     return [(prefix + label, file) for label, file in zip(labels, files, strict=True)]
 
 
+def _no_predictions(source: pathlib.Path) -> UserError:
+    return UserError(
+        f"{source} holds no predictions: they are written by 'ragrl train', 'ragrl quickstart' "
+        "and 'ragrl evaluate --predictions FOLDER'"
+    )
+
+
 QUESTION_FIELDS = ("id", "gold", "hops", "kind")
 PREDICTION_FIELDS = ("answer", "scores", "costs", "finish_reason", "strategy", "faults")
+FIELDS = {*QUESTION_FIELDS, *PREDICTION_FIELDS, "question", "gold_passages", "passages", "steps"}
+
+
+def predictions(file: pathlib.Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the predictions in a file; `UserError` if it holds other records, or none."""
+    row: Mapping[str, Any] = {}
+    for row in read_rows(file):
+        if not row.keys() >= FIELDS:
+            break
+        yield row
+    if not row.keys() >= FIELDS:
+        raise _no_predictions(file)
 
 
 def merge(

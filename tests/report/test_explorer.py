@@ -100,9 +100,15 @@ def test_sources_of_equal_names_are_distinguished_by_their_parents(tmp_path, mon
     assert [x for x, _ in prediction_files(runs[2])] == ["nq/direct", "trained"]
 
 
-def test_a_folder_without_predictions_names_the_commands_that_write_them(tmp_path: pathlib.Path):
+@pytest.mark.parametrize("text", ["", '{"id": "a", "question": "Who?"}\n', "{\n}\n", None])
+def test_a_place_without_predictions_names_the_commands_that_write_them(
+    text: str | None, tmp_path: pathlib.Path
+):
+    place = tmp_path if text is None else tmp_path / "questions.jsonl"
+    if text is not None:
+        place.write_text(text)
     with pytest.raises(UserError, match=r"holds no predictions.*'ragrl evaluate --predictions"):
-        build_explorer([tmp_path], tmp_path / "explorer.html")
+        build_explorer([place], tmp_path / "explorer.html")
 
 
 ROOT = {"parent": None, "role": "router", "prompt": "P"}
