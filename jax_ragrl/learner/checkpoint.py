@@ -152,6 +152,11 @@ class Checkpoints:
         # Orbax and TensorStore raise many types for a file that is cut, empty or missing.
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
+            if not (folder := self.folder / str(step)).exists():
+                raise UserError(
+                    f"checkpoint {folder} was removed while it was read: a run that trains keeps "
+                    "its newest ones alone; run the same command again"
+                ) from error
             raise self._damage(step, f"{type(error).__name__}: {reason}") from error
 
     def _damage(self, step: int, cause: str) -> DamagedCheckpointError:

@@ -64,6 +64,9 @@ def test_a_part_restores_its_own_paths_only(tmp_path):
             checkpoints.restore_part(1, {"c": tree(0)})
         with pytest.raises(UserError, match=r"a/first of shape \[2\], .* needs None"):
             checkpoints.restore(1, {"b": tree(0, 3)})
+        shutil.rmtree(checkpoints.folder / "1")
+        with pytest.raises(UserError, match="was removed while it was read: .* run the same"):
+            checkpoints.restore_part(1, {"b": tree(0, 3)})
 
 
 def test_bytes_are_restored_exactly_and_checked(tmp_path):
