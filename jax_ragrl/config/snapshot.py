@@ -68,9 +68,11 @@ def check_saved_config(
     before, now = _flat(load_saved_config(file)), _flat(json.loads(_text(values)))
     differences = sorted(key for key, _ in before.items() ^ now.items() if key not in free)
     if differences:
+        key = differences[0]
+        value, former = (f"{x[key]:.80}" if key in x else "not set" for x in (now, before))
         raise UserError(
-            f"{file.parent} holds a run with another config ({differences[0]} differs): "
-            f"use the same config to resume, or another {place}"
+            f"{file.parent} holds a run with another config ({key} differs: it is {value}, and was "
+            f"{former}): use the same config to resume, or another {place}"
         )
 
 

@@ -157,7 +157,9 @@ def test_a_run_does_not_resume_with_a_section_that_is_on_and_has_no_keys(tmp_pat
     file = tmp_path / "config.json"
     save_config(file, {"seed": 1, "data": {"files": {}}})
     name = next(iter(section))
-    with pytest.raises(UserError, match=rf"another config \(config\.{name}\S* differs\)"):
+    with pytest.raises(
+        UserError, match=rf"another config \(config\.{name}\S* differs: .*, and was not set\)"
+    ):
         save_config(file, {"seed": 1, "data": {"files": {}}} | section)
     save_config(file, {"seed": 1, "data": {"files": {}}})
 

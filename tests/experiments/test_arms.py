@@ -207,7 +207,7 @@ def one_arm(**changes) -> Experiment:
 
 def check_refused(experiment: Experiment, out: pathlib.Path, key: str) -> None:
     """Asserts that both readers of finished cells refuse those in `out`, and name a key."""
-    message = rf"another config \(config\.{key} differs\).*another --out"
+    message = rf"another config \(config\.{key} differs: it is .*, and was .*\).*another --out"
     with pytest.raises(UserError, match=message):
         run_cells(experiment, cells_of(experiment), out)
     with pytest.raises(UserError, match=message):
