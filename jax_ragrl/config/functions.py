@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import pathlib
 import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import SafeError, UserError
 
 # Folders of code that is not the user's own.
 LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+PACKAGE = str(pathlib.Path(__file__).parents[1])
 
 
 def own_module(name: str) -> Any:
@@ -37,10 +40,26 @@ def raised(error: Exception) -> str:
     """Returns an error of a user's code in words, with the last line of it that was executed."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # without the caller's
     own = [x for x in frames if not x.filename.startswith(("<", *LIBRARIES))]
+    # The call of a function of this package, rather than the line in it that refused the arguments.
+    own = [x for x in own if not x.filename.startswith(PACKAGE)] or own
     # The message of a syntax error has its line.
     has_line = own and not isinstance(error, SyntaxError)
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if has_line else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+@contextlib.contextmanager
+def own_code(name: str) -> Iterator[None]:
+    """Runs code of a user, whose errors become a `UserError` with their line; `name` is its name.
+
+    Errors whose message is for a user pass.
+    """
+    try:
+        yield
+    except SafeError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name} raised {raised(error)}: correct it") from error
 
 
 @functools.cache

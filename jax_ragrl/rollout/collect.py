@@ -43,7 +43,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
-from jax_ragrl.errors import EffectError, one_each
+from jax_ragrl.errors import EffectError, UserError, one_each
 from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.llm.judge import judge_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
@@ -338,8 +338,13 @@ class Scheduler:
         for pending in batch:
             branch, effect = pending.waiting.branch, cast(Generate, pending.effect)
             question = self.nodes.questions[branch.question]
+            if effect.role not in (roles := self.nodes.system.roles):
+                raise UserError(
+                    f"the system yielded Generate of role {effect.role!r}, but has the roles "
+                    f"{', '.join(roles) or 'none'}: add it to the property roles of the system"
+                )
             request = ActionRequest(
-                role=self.nodes.system.roles[effect.role],
+                role=roles[effect.role],
                 messages=effect.messages,
                 branching=self.nodes.expander(effect, question.text),
                 seed=self._seed(pending),

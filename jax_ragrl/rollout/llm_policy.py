@@ -10,7 +10,7 @@ from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.effects import ModelOutput
-from jax_ragrl.rollout.roles import Role
+from jax_ragrl.rollout.roles import Role, checked_parse
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest, Message
@@ -112,4 +112,4 @@ def _with_start(role: Role, start: str, reply: str | EffectError) -> str | Effec
     """
     if isinstance(reply, EffectError) or reply.strip().startswith(start):
         return reply
-    return reply if role.parse(reply.strip()).valid else f"{start} {reply.strip()}"
+    return reply if checked_parse(role, reply.strip()).valid else f"{start} {reply.strip()}"

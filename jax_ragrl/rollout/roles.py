@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jax_ragrl.config.functions import own_code
+from jax_ragrl.errors import UserError
 from jax_ragrl.text.thoughts import split_thought
 from jax_ragrl.types import Sampling
 
@@ -91,8 +93,21 @@ def parse_action(role: Role, text: str) -> ParsedAction:
     It is parsed as a whole if the role does not think, or if its grammar has think tags.
     """
     if not role.thinking or role.reads_thoughts:
-        return role.parse(text)._replace(text=text)
+        return checked_parse(role, text)._replace(text=text)
     _, rest = split_thought(text)
     if rest is None:
         return invalid_action(UNCLOSED_THOUGHT)._replace(text=text)
-    return role.parse(rest)._replace(text=rest)
+    return checked_parse(role, rest)._replace(text=rest)
+
+
+def checked_parse(role: Role, text: str) -> ParsedAction:
+    """Returns the parse of a text; `UserError` if the parser raises or returns something else."""
+    name = f"the parser of role {role.name!r}"
+    with own_code(name):
+        parsed = role.parse(text)
+    if not isinstance(parsed, ParsedAction):
+        raise UserError(
+            f"{name} returned {parsed!r:.80} for {text!r:.80}: return a ParsedAction, for a "
+            "malformed text that of invalid_action"
+        )
+    return parsed

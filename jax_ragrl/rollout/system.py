@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar
 
+from jax_ragrl.config.functions import own_code
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.effects import Effect
+from jax_ragrl.rollout.effects import CallLLM, CallTool, Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.tools import ToolResult
+from jax_ragrl.rollout.tree import LEAF
 from jax_ragrl.runtime.records import declare
-from jax_ragrl.types import Hits, Passage, Question
+from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question
 
 # The reply to one effect: to `Generate`, to `Search`, to `CallLLM`.
 Reply = ParsedAction | Hits | ToolResult | str
@@ -129,7 +131,7 @@ class Execution:
 
     def __init__(self, system: System, question: Question):
         self._system = system
-        self._steps: Steps | None = system.steps(question)
+        self._steps: Steps | None = _started(system, question)
         self.effects, notes = _next_effects(self._steps, None)
         self.state = State(question, (), notes)
 
@@ -137,7 +139,7 @@ class Execution:
         """Returns the execution after a reply; after a tuple of replies to several effects."""
         state, steps, self._steps = self.state, self._steps, None
         if steps is None:
-            steps = self._system.steps(state.question)
+            steps = _started(self._system, state.question)
             for earlier in (None, *state.replies):
                 effects, _ = _next_effects(steps, earlier)
             if effects != self.effects:
@@ -161,29 +163,53 @@ def before_last_reply(system: System, state: State) -> Execution:
     return execution
 
 
+def _started(system: System, question: Question) -> Steps:
+    name = f"{type(system).__name__}.steps"
+    with own_code(name):
+        steps = system.steps(question)
+    if not isinstance(steps, Generator):
+        raise UserError(f"{name} returned {steps!r:.80}: make it a generator, which yields effects")
+    return steps
+
+
 def _next_effects(
     steps: Steps, reply: Any
 ) -> tuple[tuple[Effect, ...], tuple[tuple[Any, ...], ...]]:
     """Sends a reply (None starts the generator); returns the next effects, and the notes before."""
     notes: list[tuple[Any, ...]] = []
     name = getattr(steps, "__qualname__", "steps")
-    try:
-        value = steps.send(reply)
-        while not isinstance(value, Effect) and hasattr(value, "_fields"):
-            notes.append(value)
-            value = next(steps)
-    except StopIteration:
-        raise UserError(
-            f"{name} ended without an answer: a system yields Done(answer) as its last effect, or "
-            "Done(None, reason)"
-        ) from None
+    with own_code(name):
+        try:
+            value = steps.send(reply)
+            while not isinstance(value, Effect) and hasattr(value, "_fields"):
+                notes.append(value)
+                value = next(steps)
+        except StopIteration:
+            raise UserError(
+                f"{name} ended without an answer: a system yields Done(answer) as its last effect, "
+                "or Done(None, reason)"
+            ) from None
     effects = (value,) if isinstance(value, Effect) else value
-    if isinstance(effects, tuple) and effects and all(isinstance(e, Effect) for e in effects):
+    is_whole = isinstance(effects, tuple) and effects and all(map(_is_complete, effects))
+    if is_whole and (len(effects) == 1 or not any(isinstance(e, Done) for e in effects)):
         return effects, tuple(notes)
     raise UserError(
-        f"{name} yielded {value!r:.80}, which a rollout cannot perform: yield an effect, a tuple "
-        "of effects, or a note such as Fault"
+        f"{name} yielded {value!r:.80}, which a rollout cannot perform: yield an effect with the "
+        "fields that jax_ragrl.rollout.effects describes, a tuple of effects other than Done, or a "
+        "note such as Fault"
     )
+
+
+def _is_complete(effect: Any) -> bool:
+    """Whether an object is an effect, with fields of the types that performing it needs."""
+    match effect:
+        case Generate(str(), Sequence() as messages):
+            return all(isinstance(message, Message) for message in messages)
+        case Search(str(), SupportsIndex()) | CallLLM(LLMRequest()) | CallTool(str(), Mapping()):
+            return True
+        case Done(str() | None, str()):
+            return True
+    return False
 
 
 def all_of(effects: Sequence[Effect]) -> Steps:
@@ -195,10 +221,10 @@ def all_of(effects: Sequence[Effect]) -> Steps:
 
 
 def check_members(system: Any) -> None:
-    """Checks that an object has the members of `System` that every run reads.
+    """Checks that an object has the members of `System` that every run reads, and its roles.
 
     Raises:
-      UserError: it lacks some; a run would fail long after its first line.
+      UserError: it lacks some, or has others; a run would fail long after its first line.
     """
     # `top_k` is read by baselines and by the search of `serve` only: a system need not search.
     names = [name for name in vars(System) if not name.startswith("_") and name != "top_k"]
@@ -207,3 +233,20 @@ def check_members(system: Any) -> None:
             f"the system {type(system).__name__} has no {', '.join(missing)}: a system needs "
             f"{', '.join(names)} (see jax_ragrl.rollout.system.System)"
         )
+    roles = system.roles
+    if not (isinstance(roles, Mapping) and all(map(_is_role, roles, roles.values()))):
+        raise UserError(
+            f"the roles of the system {type(system).__name__} are {roles!r:.200}: make them a "
+            f"mapping from names, printable and not {LEAF!r}, to Role, whose Sampling has a "
+            "temperature from 0, top_p above 0 to 1 and max_tokens from 1"
+        )
+
+
+def _is_role(name: Any, role: Any) -> bool:
+    # The rows and metrics of a name are on one line; leaves have a role of their own.
+    if not (isinstance(role, Role) and isinstance(name, str) and name.isprintable()):
+        return False
+    match role.sampling:
+        case (float() | int() as temperature, float() | int() as top_p, int() as tokens):
+            return name not in ("", LEAF) and temperature >= 0 < top_p <= 1 <= tokens
+    return False

@@ -27,7 +27,6 @@ from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.kinds import Index, VectorIndex
 from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.engine import Engine
-from jax_ragrl.rollout.system import check_members
 from jax_ragrl.rollout.tools import Tool
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
@@ -284,8 +283,11 @@ class Job:
                 "or add it to jax_ragrl.text.metrics.METRICS in the module of the system"
             )
         systems = (self.recipe.system, self.recipe.evaluation_system)
-        for system in systems:
-            check_members(system)
+        if not self.recipe.system.roles:
+            raise UserError(
+                f"the system {type(self.recipe.system).__name__} has no roles, so that there is "
+                "nothing to train: evaluate it with 'ragrl evaluate', or give it a role"
+            )
         for role in (role for system in systems for role in system.roles.values()):
             tokens, limit = role.sampling.max_tokens, self.shapes.max_new_tokens
             if tokens > limit:

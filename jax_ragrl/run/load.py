@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jax_ragrl.config.functions import own_code
 from jax_ragrl.config.ranges import Natural
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.system import check_members
 from jax_ragrl.run.config import Job
 from jax_ragrl.systems.ablation import (
     LOOSE,
@@ -55,7 +57,14 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
             "dataclass Settings and a function recipe(settings), as CONTRIBUTING.md shows"
         )
     # The settings of a recipe depend on the system, so that `build` cannot know their class.
-    recipe: Recipe = module.recipe(build(module.Settings, settings, "config.recipe"))
+    with own_code(f"config.system is {name!r}, whose recipe"):
+        recipe = module.recipe(build(module.Settings, settings, "config.recipe"))
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"config.system is {name!r}, whose recipe returned {recipe!r:.80}: return a Recipe"
+        )
+    for system in (recipe.system, recipe.evaluation_system):
+        check_members(system)
     # Read before `build` converts the whole config: the recipe needs the names now.
     pairs = convert(tuple[tuple[str, str], ...], values.get("policies", ()), "config.policies")
     recipe = with_own_policies(recipe, [name for name, _ in pairs])

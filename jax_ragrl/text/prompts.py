@@ -12,8 +12,9 @@ import importlib.resources
 import pathlib
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
+from types import MappingProxyType
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Message, Passage, Question
@@ -25,8 +26,30 @@ def _folder(style: str) -> Traversable:
     return importlib.resources.files("jax_ragrl.text") / "prompts" / style
 
 
+class Template(string.Template):
+    """A template that names itself, if a placeholder is none of those that its caller fills."""
+
+    def __init__(self, text: str, name: str):
+        super().__init__(text)
+        self._name = name
+
+    def substitute(
+        self, mapping: Mapping[str, object] = MappingProxyType({}), /, **kws: object
+    ) -> str:
+        """Returns the text with all placeholders filled, or raises `UserError`."""
+        values = {**mapping, **kws}
+        try:
+            return super().substitute(values)
+        except (KeyError, ValueError) as error:
+            names = ", ".join(f"${name}" for name in values) or "no placeholder"
+            raise UserError(
+                f"prompt {self._name} cannot be filled ({error}): it may have {names}, and $$ for "
+                "a dollar sign"
+            ) from error
+
+
 @functools.cache
-def template(style: str, name: str) -> string.Template:
+def template(style: str, name: str) -> Template:
     """Returns the template `<name>.txt` of a style; raises `UserError` if there is none."""
     file = _folder(style) / f"{name}.txt"
     if not file.is_file():
@@ -34,7 +57,7 @@ def template(style: str, name: str) -> string.Template:
             f"no prompt {name!r} in style {style!r}: create {file}, or use another style"
         )
     # Editors end a file with a line break, which is not part of the prompt.
-    return string.Template(file.read_text(encoding="utf-8").rstrip("\n"))
+    return Template(file.read_text(encoding="utf-8").rstrip("\n"), str(file))
 
 
 def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:

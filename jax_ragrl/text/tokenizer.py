@@ -226,8 +226,15 @@ class ChatTokenizer:
         return self._allow(pattern) if pattern else None
 
     def _matching(self, pattern: str) -> np.ndarray:
+        try:
+            token = re.compile(pattern)
+        except re.error as error:
+            raise UserError(
+                f"allowed_token_regex of a role is {pattern!r}, which is no regular expression "
+                f"({error}): correct it"
+            ) from error
         texts = [self.decode([i]) for i in range(len(self))]
-        matches = np.array([re.fullmatch(pattern, text) is not None for text in texts])
+        matches = np.array([token.fullmatch(text) is not None for text in texts])
         matches &= np.array([text != "" for text in texts])  # control tokens have no text
         matches[list(self.stop_ids)] = True
         return matches

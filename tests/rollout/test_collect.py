@@ -193,6 +193,14 @@ def test_a_server_that_raises_excludes_all_of_its_questions(route):
     assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
 
 
+def test_an_action_of_a_role_that_the_system_lacks_is_named():
+    class Lacking(type(system())):
+        roles = {}
+
+    with pytest.raises(UserError, match="Generate of role 'router', but has the roles none: add"):
+        collect(Lacking(), twice, [ANN], Tape({}).environment())
+
+
 @pytest.mark.parametrize("route, kind", [("[No Retrieval]", "str"), ("[Retrieval] a", "Hits")])
 @pytest.mark.parametrize(
     "reply, given",

@@ -11,7 +11,7 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import CallLLM, Done, Generate, Search
-from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.rollout.roles import ParsedAction, Role, parse_action
 from jax_ragrl.rollout.system import (
     Execution,
     Fault,
@@ -23,7 +23,7 @@ from jax_ragrl.rollout.system import (
     check_members,
 )
 from jax_ragrl.runtime import records
-from jax_ragrl.types import Hits, LLMRequest, Question
+from jax_ragrl.types import Hits, LLMRequest, Question, Sampling
 from tests.rollout.tape import ANN, passage
 
 HITS = Hits((passage(1), passage(2)), (1.0, 0.5))
@@ -84,10 +84,34 @@ def iterate(value: Any) -> Steps:
     yield Done("end")
 
 
-@pytest.mark.parametrize("value", ["text", None, (), ("text",), [Done("x")]])
+FAULTY = [Done(5), Done(None, 5), Generate("role", ("text",)), Search(None, 1), Search("x", "1")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("text", None, (), ("text",), [Done("x")], *FAULTY),
+        *(CallLLM("text"), (Done("x"), Search("x", 1)), (Search("x", 1), Done("x"))),
+    ],
+)
 def test_a_value_that_is_no_effect_is_refused(value):
     with pytest.raises(UserError, match="which a rollout cannot perform: yield an effect"):
         Execution(SimpleNamespace(steps=lambda question: iterate(value)), ANN)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (lambda question: iterate(1 / 0), "raised ZeroDivisionError.*test_system.py, line"),
+        (lambda question: (1 / 0 for _ in "a"), "raised ZeroDivisionError.*test_system.py, line"),
+        (lambda: iterate(Done("x")), "raised TypeError"),
+        (lambda question: None, "returned None: make it a generator"),
+        (lambda question: [Done("x")], "returned .*: make it a generator"),
+    ],
+)
+def test_an_error_of_own_steps_is_named_with_its_line(steps, message: str):
+    with pytest.raises(UserError, match=message):
+        Execution(SimpleNamespace(steps=steps), ANN)
 
 
 def test_steps_without_an_answer_are_refused_and_missing_members_named():
@@ -96,6 +120,23 @@ def test_steps_without_an_answer_are_refused_and_missing_members_named():
         run.advance(HITS)
     with pytest.raises(UserError, match="SimpleNamespace has no style, steps: a system needs"):
         check_members(SimpleNamespace(roles={}, start=0))
+
+
+ROLE = Role("r", ParsedAction)
+FAULTY_SAMPLING = [Sampling(-1.0), Sampling("hot"), Sampling(1.0, 0.0), Sampling(1.0, 1.0, 0)]
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        *(None, [ROLE], lambda: {"r": ROLE}, {"r": "role"}),
+        *({name: ROLE} for name in ("", "leaf", "a\nb", 1)),
+        *({"r": Role("r", ParsedAction, x)} for x in FAULTY_SAMPLING),
+    ],
+)
+def test_roles_are_a_mapping_from_names_to_roles(roles):
+    with pytest.raises(UserError, match="the roles of the system SimpleNamespace are"):
+        check_members(SimpleNamespace(roles=roles, style="tiny", steps=iterate))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -109,3 +150,9 @@ def test_several_effects_have_one_reply_each(count):
         assert len(run.effects) == count
         run = run.advance(("a", "b") if count > 1 else "a")
     assert run.effects == (Done(repr(("a", "b")[:count])),)
+
+
+@pytest.mark.parametrize("parse", [lambda text: None, str, lambda text: 1 / 0])
+def test_a_parser_that_raises_or_returns_no_action_is_named(parse):
+    with pytest.raises(UserError, match="the parser of role 'r' (returned|raised)"):
+        parse_action(Role("r", parse), "text")

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import re
+import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,11 +17,11 @@ from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.system import Execution
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.load import load_job
+from jax_ragrl.run.load import load_job, load_recipe
 from jax_ragrl.run.models import initial_models, load_policies
 from jax_ragrl.systems import ablation
 from jax_ragrl.systems.ablation import with_credit
-from jax_ragrl.systems.base import masked_credit
+from jax_ragrl.systems.base import Recipe, masked_credit
 from jax_ragrl.training.setup import method_of
 from jax_ragrl.training.step import turns_to_train
 from tests.conftest import REPO
@@ -168,3 +170,19 @@ def test_every_policy_uses_the_configured_attention_and_needs_a_role():
     assert {policy.config.attention_impl for policy in policies.values()} == {"xla"}
     with pytest.raises(UserError, match="'judge': this system has policy, rewriter, selector"):
         load_policies(job("mmoa_rag", {"policies": "(('judge','tiny'),)"}), None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (lambda settings: None, "whose recipe returned None: return a Recipe"),
+        (lambda settings: 1 / 0, "whose recipe raised ZeroDivisionError.*test_ablation.py, line"),
+        (lambda: None, "whose recipe raised TypeError"),
+        (lambda settings: Recipe(None, len), "the system NoneType has no style, roles, steps"),
+    ],
+)
+def test_a_module_that_makes_no_recipe_is_named(recipe, message: str, monkeypatch):
+    module = SimpleNamespace(Settings=dataclasses.make_dataclass("Settings", ()), recipe=recipe)
+    monkeypatch.setitem(sys.modules, "own", module)
+    with pytest.raises(UserError, match=message):
+        load_recipe({"system": "own"})

@@ -22,6 +22,10 @@ def test_a_style_with_a_slash_is_a_path(tmp_path):
     with pytest.raises(UserError, match="mine/other.txt"):
         template(style, "other")
     assert template("c3po_tiny", "document").template
+    for text, cause in (("Plan for $5", "line 1, col 10"), ("$query", "'query'")):
+        (tmp_path / "mine" / f"{len(text)}.txt").write_text(text)
+        with pytest.raises(UserError, match=rf"{len(text)}.txt cannot.*{cause}.*have \$question"):
+            user_turn(style, f"{len(text)}", question="q")
 
 
 @pytest.mark.parametrize("name", ["answer", "answer_direct", "document"])

@@ -172,6 +172,8 @@ def test_tags_that_are_tokens_are_text_in_content_and_tokens_in_actions(special,
     # Stop strings and masks see the text of a tag.
     assert chat.stop_transitions(("</search>",))[0, 1025] == 31
     assert chat.allowed_tokens("</?search>").nonzero()[0].tolist() == [0, 2, 1024, 1025]
+    with pytest.raises(UserError, match=r"is '\(', which is no regular expression"):
+        chat.allowed_tokens("(")
 
 
 def test_the_end_of_a_turn_is_that_of_the_template(tmp_path):
