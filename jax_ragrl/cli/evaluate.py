@@ -17,6 +17,7 @@ from jax_ragrl.cli.common import (
     text_file,
 )
 from jax_ragrl.config.arguments import natural
+from jax_ragrl.config.functions import own_prints
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.errors import UserError
@@ -244,7 +245,8 @@ def _evaluate_set(settings: TableSettings, out: pathlib.Path | None, *, as_json:
 
     if out:  # now, because an evaluation may take hours
         out.parent.mkdir(parents=True, exist_ok=True)
-    table = evaluate_table(settings, out)
+    with own_prints():
+        table = evaluate_table(settings, out)
     rows = {name: row for name, row in table.items() if isinstance(row, dict)}
     if as_json:
         print_json(table)

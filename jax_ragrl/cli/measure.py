@@ -19,6 +19,7 @@ from jax_ragrl.cli.common import (
     parse_numbers,
 )
 from jax_ragrl.config.arguments import amount, natural, positive
+from jax_ragrl.config.functions import own_prints
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.overrides import load_config
@@ -140,7 +141,8 @@ def _add_train_options(kind: argparse.ArgumentParser) -> None:
 
 
 def _print_result(measure: Callable[..., Any], options: argparse.Namespace) -> None:
-    result = measure(options)
+    with own_prints():
+        result = measure(options)
     if isinstance(result, str):
         print(result, end="")
     else:

@@ -28,7 +28,8 @@ def own_module(name: str) -> Any:
     """
     try:
         # `importlib.import_module` takes ./mine.py for a relative name, without a package.
-        __import__(name)
+        with own_prints():
+            __import__(name)
         return sys.modules[name]
     except (ImportError, UserError):
         raise
@@ -60,6 +61,11 @@ def own_code(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UserError(f"{name} raised {raised(error)}: correct it") from error
+
+
+def own_prints() -> contextlib.AbstractContextManager[Any]:
+    """Sends what code of a user prints to stderr: stdout holds the result of a command alone."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jax_ragrl.config.functions import raised
+from jax_ragrl.config.functions import own_prints, raised
 from jax_ragrl.config.schema import fields_of, kinds_of
 from jax_ragrl.config.shipped_configs import config_path, nearest_config
 from jax_ragrl.errors import UserError
@@ -72,8 +72,9 @@ def _execute(file: str) -> ml_collections.ConfigDict:
     name, *argument = file.split(":", 1)
     try:
         module = types.ModuleType(name)  # for the message without a get_config
-        vars(module).update(runpy.run_path(name, run_name=name))
-        config = module.get_config(*argument)
+        with own_prints():
+            vars(module).update(runpy.run_path(name, run_name=name))
+            config = module.get_config(*argument)
     except ImportError as error:
         raise UserError(
             f"config {file}: {error}: PYTHONPATH must include the folder of a module, also if that "

@@ -289,8 +289,12 @@ def test_a_served_index_is_a_retriever(tmp_path, capsys):
     save_questions(questions, file)
     system = StandardRAG("c3po_tiny", 2)
     served = application(ServedSystem("tape", "a stub", system, tape.environment(), ANN.text))
-    prompt = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
-    with listening(served) as index, prompt as (llm, _):
+
+    def repeat(body):
+        print("what code of a user prints is no part of the table")
+        return body["messages"][-1]["content"].partition("Question:")[0]
+
+    with listening(served) as index, serving(repeat) as (llm, _):
         args = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
         args += ["--out", f"{tmp_path}/new/folder/table.json"]
         assert main(["evaluate", "--systems", "standard_rag", "--json", *args]) == 0
