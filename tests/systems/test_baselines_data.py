@@ -15,7 +15,6 @@ from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.system import Execution
 from jax_ragrl.systems.baselines import examples
 from jax_ragrl.systems.baselines.adaptive import cheapest_classes, classifier_examples
-from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
 from jax_ragrl.systems.baselines.skr import SKR, Neighbors, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import DraftOnly, SlimPLM, gate_examples
 from jax_ragrl.text.prompts import parse_passages
@@ -126,15 +125,6 @@ def test_a_rationale_must_contain_the_answer_and_is_trained_in_its_inference_pro
     ]
     messages = (Message("user", f"explain\n{documents}\nAnswer: answer 1"),)
     assert prompts[0] == LLMRequest("explain", messages, examples.RATIONALE) and len(prompts) == 5
-    tape = Tape({}, replies={"explain": "It is Ulm."})
-    results = tape.search([ANN.text], 2)
-    (row,) = examples.rationale_examples(STYLE, [ANN], results, 2, tape)
-    second_tape = Tape({}, replies={"instruct": row.target})
-    leaf = collect(InstructRAG(STYLE, 2), single_chain, [ANN], second_tape.environment()).records[
-        -1
-    ]
-    assert second_tape.prompts == [row.messages[-1].content] and leaf.answer == "Ulm"
-    assert parse_rationale(row.target).valid
 
 
 def forced_forest(right: dict[str, set[str]]):
