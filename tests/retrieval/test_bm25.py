@@ -9,7 +9,6 @@ import typing
 import numpy as np
 import pytest
 
-from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import Analyzer, best_positive, build_bm25, open_or_build_bm25
@@ -126,11 +125,6 @@ def test_what_cannot_be_an_index_is_reported(corpus, tmp_path, monkeypatch):
     (tmp_path / "bm25" / "indptr.csc.index.npy").unlink()
     with pytest.raises(UserError, match="cannot be read .*rerun 'ragrl data index'"):
         open_folder(tmp_path, corpus)
-    for values in ({"k1": -1.0}, {"b": 1.5}, {"k1": math.nan}):
-        with pytest.raises(UserError, match="use a finite number, at least 0"):
-            convert(BM25Index, values, "config.index")
-    with pytest.raises(UserError, match="language is 'latin': use one of english"):
-        convert(BM25Index, {"language": "latin"}, "config.index")
     monkeypatch.setitem(sys.modules, "Stemmer", None)
     with pytest.raises(UserError, match="pip install bm25s PyStemmer"):
         build_bm25(corpus, BM25Index(), tmp_path)

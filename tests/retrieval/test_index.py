@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus import world
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus, save_corpus
@@ -23,7 +22,7 @@ from jax_ragrl.retrieval.index import (
     open_index,
     read_description,
 )
-from jax_ragrl.retrieval.kinds import BM25Index, Index, VectorIndex
+from jax_ragrl.retrieval.kinds import BM25Index, VectorIndex
 from jax_ragrl.run.index import open_or_build_index
 from jax_ragrl.run.index_folder import build_folder
 from jax_ragrl.types import Hits, Passage, Question
@@ -237,10 +236,6 @@ def test_bfloat16_vectors_halve_the_bytes_at_equal_recall(tmp_path):
     assert [x.scores for x in hits] != [y.scores for y in expected]
     with pytest.raises(UserError, match="index dtype is 'int4': use one of float32, bfloat16"):
         build_index(made, encoder, "exact", tmp_path / "int4", dtype="int4")
-    with pytest.raises(UserError, match="index.dtype is 'int4'"):
-        convert(Index, {"dtype": "int4"}, "config.index")
-    with pytest.raises(UserError, match="index dtype is int8, but the index kind is scann"):
-        convert(Index, {"dtype": "int8"}, "config.index")
 
 
 def test_an_index_of_a_file_reports_what_it_is(corpus, tmp_path):

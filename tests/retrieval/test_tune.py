@@ -168,8 +168,6 @@ def test_a_run_refuses_an_index_of_another_recall(corpus, tmp_path):
     open_or_build_index(corpus, VectorIndex(folder=asked.folder), tmp_path)
     with pytest.raises(UserError, match=r"tuned for the recall 0\.8 .* index\.recall is 0\.9"):
         open_or_build_index(corpus, VectorIndex(recall=0.9, folder=asked.folder), tmp_path)
-    with pytest.raises(UserError, match="only scann is tuned"):
-        VectorIndex(kind="exact", recall=0.9)
 
 
 def test_a_resumed_run_refuses_another_build_of_its_index(tmp_path):

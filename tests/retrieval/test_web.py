@@ -12,7 +12,7 @@ from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_pages
-from jax_ragrl.retrieval.kinds import Index, RemoteIndex, SerperIndex
+from jax_ragrl.retrieval.kinds import Index, RemoteIndex
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.run.index import load_retriever
@@ -170,27 +170,11 @@ def test_an_engine_needs_its_key_and_its_name(monkeypatch: pytest.MonkeyPatch):
 def test_a_run_caches_hits_in_its_folder(tmp_path: pathlib.Path):
     with engine(pages) as (address, _):
         index = convert(Index, {"kind": "searxng", "url": address}, "config.index")
-        assert index == parse_index(f"searxng@{address}")
+        assert index == parse_index(f"searxng@{address}") and parse_index("serper").url == ""
+        assert parse_index("http://me@host:1") == RemoteIndex("http://me@host:1")
         (hits,) = load_retriever(Corpus(()), index, tmp_path).search(["a"], 1)
     (row,) = map(json.loads, (tmp_path / "index" / "searxng-0.jsonl").read_text().splitlines())
     assert row["query"] == "a" and row["hits"][0][0] == hits.passages[0].id == "http://a/0"
-
-
-@pytest.mark.parametrize(
-    ("kind", "url", "message"),
-    [
-        ("bing", "", "kind is 'bing': use one of scann, exact, bm25, remote, searxng, serper"),
-        ("searxng", "", "index.url is empty"),
-        ("remote", "", "index.url is empty"),
-        ("remote", "localhost:1", "index.url is 'localhost:1', without http"),
-        ("exact", "http://host:1", "index.url is 'http.*only kind remote or searxng or serper"),
-    ],
-)
-def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, message: str):
-    with pytest.raises(UserError, match=message):
-        convert(Index, {"kind": kind, "url": url}, "config.index")
-    assert SerperIndex().url == "" and parse_index("serper").kind == "serper"
-    assert parse_index("http://me@host:1") == RemoteIndex("http://me@host:1")
 
 
 def test_a_key_that_no_header_may_contain_is_never_printed(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """A pipeline in the config searches as its parts do, in every command."""
 
 import json
+import math
 import pathlib
 import shutil
 import threading
@@ -82,9 +83,22 @@ def test_a_word_is_short_for_a_section(word, section):
         ({"weights": (0.0,)}, r"weights\[0\] is 0.0: use a finite number, above 0"),
         ({"candidates": 0}, "candidates is 0: use a finite number, at least 1"),
         ({"fuse": "sum"}, "index.fuse is 'sum': use one of rrf, weighted"),
+        ({"kind": "bing"}, "'bing': use one of scann, exact, bm25, remote, searxng, serper"),
+        *(({"kind": kind, "url": ""}, "index.url is empty") for kind in ("searxng", "remote")),
+        ({"kind": "remote", "url": "localhost:1"}, "index.url is 'localhost:1', without http"),
+        ({"kind": "exact", "url": "http://h:1"}, "'http://h:1'.*only kind remote or searxng or s"),
+        ({"kind": "exact", "dtype": "int4"}, "index.dtype is 'int4'"),
+        ({"kind": "scann", "dtype": "int8"}, "index dtype is int8, but the index kind is scann"),
+        ({"kind": "exact", "recall": 0.9}, "only scann is tuned"),
+        *(
+            ({"kind": "bm25", k: x}, "a finite number, at least 0")
+            for k, x in (("k1", -1), ("b", 2))
+        ),
+        ({"kind": "bm25", "k1": math.nan}, "a finite number, at least 0"),
+        ({"kind": "bm25", "language": "latin"}, "language is 'latin': use one of english"),
     ],
 )
-def test_a_pipeline_that_cannot_be_built_is_refused_with_the_config(values, message):
+def test_an_index_that_cannot_be_built_is_refused_with_the_config(values, message):
     with pytest.raises(UserError, match=message):
         convert(Index, {"kind": "pipeline", **values}, "config.index")
 
