@@ -92,30 +92,24 @@ def test_data_are_named_without_paths_of_the_machine_and_addresses_of_servers():
 
 
 @pytest.mark.parametrize(
-    "values, text",
+    "index, text",
     [
-        ({"index": {"kind": "bm25", "language": "german"}}, "BM25 (language german)"),
-        ({"index": {"kind": "exact", "encoder": "hashed"}}, "exact search, encoder hashed"),
-        ({"index": {"kind": "remote", "url": "http://host:1"}}, "server of kind remote"),
+        ({"kind": "bm25", "language": "german"}, "BM25 (language german)"),
+        ({"kind": "exact", "encoder": "hashed"}, "exact search, encoder hashed"),
+        ({"kind": "remote", "url": "http://host:1"}, "server of kind remote"),
         (
-            {
-                "index": {
-                    "kind": "pipeline",
-                    "retrievers": ("bm25", "minilm"),
-                    "rerank": "/home/me/x",
-                }
-            },
+            {"kind": "pipeline", "retrievers": ("bm25", "minilm"), "rerank": "/home/me/x"},
             "reciprocal rank fusion of BM25 (language english); scann search, encoder minilm; "
             "reranked by x",
         ),
         (
-            {"index": {"kind": "pipeline", "retrievers": ("bm25",), "rerank": "llm"}},
+            {"kind": "pipeline", "retrievers": ("bm25",), "rerank": "llm"},
             "BM25 (language english); reranked by the frozen model",
         ),
     ],
 )
-def test_the_retriever_is_the_one_of_the_run(values, text):
-    assert f"| retriever | {text} |" in card_text(facts(values=values))
+def test_the_retriever_is_the_one_of_the_run(index, text):
+    assert f"| retriever | {text} |" in card_text(facts(values={"index": index}))
 
 
 def test_files_without_a_section_index_are_searched_with_bm25():

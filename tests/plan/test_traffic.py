@@ -82,7 +82,6 @@ def test_a_loop_without_a_count_runs_up_to_the_constant_of_its_condition(directi
         f"  ROOT %lt = pred[] compare(%n, %eight), direction={direction}\n}}\n\nENTRY"
     )
     text = MODULE.replace("ENTRY", condition).replace("%c, body=%layer", "%c1, body=%layer")
-    text = text.replace(', \\\nbackend_config={"known_trip_count":{"n":"8"}}', "")
     text = text.replace(', backend_config={"known_trip_count":{"n":"8"}}', "")
     assert "known_trip_count" not in text
     traffic = program_traffic(text)
