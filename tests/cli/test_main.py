@@ -108,31 +108,6 @@ def test_a_seed_that_quickstart_would_replace_is_refused(kind, key, tmp_path, ca
     assert f"{key} is not for quickstart" in line and line.endswith("give --seed")
 
 
-BUCKET = "gs://bucket/run"
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("train", f"--config={CONFIG}", f"--workdir={BUCKET}"),
-        ("train", f"--config={CONFIG}", "--workdir=w", f"--config.index.folder={BUCKET}"),
-        ("train", f"--config={CONFIG}", "--workdir=w", f"--config.policy={BUCKET}"),
-        ("quickstart", "--workdir", BUCKET),
-        ("experiment", "run", BUCKET),
-        ("data", "world", "--out", BUCKET),
-        ("data", "index", "--corpus", BUCKET, "--out", "i"),
-        ("export", BUCKET, "--out", "o"),
-        ("evaluate", "--data", f"x={BUCKET}"),
-        ("evaluate", "--data", f"q.json@{BUCKET}"),
-        ("report", BUCKET),
-    ],
-)
-def test_a_bucket_address_is_not_a_folder(args, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "mount the bucket" in error_line(capsys, *args)
-    assert not (tmp_path / "gs:").exists()
-
-
 def test_an_empty_path_is_no_folder_and_one_without_write_access_is_named(
     tmp_path, capsys, monkeypatch
 ):
@@ -197,30 +172,6 @@ def test_an_index_may_be_in_a_parent_folder(tmp_path, monkeypatch):
     assert main("data index --corpus ../c.jsonl --out ../i --kind exact".split()) == 0
 
 
-@pytest.mark.parametrize(
-    "command", ["evaluate --questions q --limit -1", "bench train --shape tiny --prompts 0"]
-)
-def test_a_number_below_the_least_is_refused(command, capsys):
-    with pytest.raises(SystemExit):
-        main(command.split())
-    assert command.split()[-2] in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "replies c --out x.gz",
-        "data poison --corpus c --questions q --out x.jsonl.gz",
-        "data search i --questions q --run x.xz",
-        "warmup demos --writer labels --out x.zst",
-        "warmup pool --out x.bz2",
-        "evaluate --questions q --out x.gz",
-    ],
-)
-def test_text_is_written_under_no_name_of_a_compressed_file(command, capsys):
-    assert "is written uncompressed: give a name without ." in error_line(capsys, *command.split())
-
-
 @pytest.mark.parametrize("option", ["out", "predictions"])
 def test_a_place_that_cannot_be_written_is_refused_at_the_start(option, tmp_path, capsys):
     (tmp_path / "file").touch()
@@ -229,24 +180,94 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(option, tmp_path
         assert "is a folder: give" in line or "since" in line
 
 
+BUCKET = "gs://bucket/run"
+TRAIN = f"train --config={CONFIG} --workdir=w"
+COMPRESSED = "is written uncompressed: give a name without ."
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        ("ask --run w Who?", "'ragrl ask' does not take '--run': 'ragrl ask --help' lists its arg"),
+        ("--bogus", "'ragrl --help' lists"),
+        ("trian --workdir w", "did you mean 'train'?"),
+        ("xyz", "unknown command 'xyz': run 'ragrl' to list"),
+        ("plan", "unknown command 'plan': run 'ragrl config plan'"),
+        ("serve retreiver", "did you mean 'retriever'? run 'ragrl serve' to list the commands\n"),
+        ("train --config=nowhere.py --workdir=w", "nowhere.py does not exist: give one with a get"),
+        ("train --config=real/c3po.py --workdir=w", "did you mean configs/real/c3po.py?"),
+        ("train --config=configs/tiny/c3p0.py --workdir=w", "did you mean configs/tiny/c3po.py?"),
+        (f"train --config={CONFIG.parents[2]}/pyproject.toml --workdir=w", "pyproject.toml"),
+        (f"train --config={CONFIG}:preset --workdir=w", "preset"),
+        (f"{TRAIN} --config.gard.patience=2", "did you mean guard?"),
+        (f"{TRAIN} --config.run.steps.x=2", "no section"),
+        # Addresses of buckets.
+        *(
+            (command, "mount the bucket")
+            for command in (
+                f"train --config={CONFIG} --workdir={BUCKET}",
+                f"{TRAIN} --config.index.folder={BUCKET}",
+                f"{TRAIN} --config.policy={BUCKET}",
+                f"quickstart --workdir {BUCKET}",
+                f"experiment run {BUCKET}",
+                f"data world --out {BUCKET}",
+                f"data index --corpus {BUCKET} --out i",
+                f"export {BUCKET} --out o",
+                f"evaluate --data x={BUCKET}",
+                f"evaluate --data q.json@{BUCKET}",
+                f"report {BUCKET}",
+            )
+        ),
         ("warmup pool --out o --temperatures 0.3,nan", "'0.3,nan' is not a list of numbers"),
         ("warmup demos --out o --writer labels --temperature nan", "invalid amount value: 'nan'"),
         ("bench credit --error inf", "invalid amount value: 'inf'"),
         ("bench credit --error -1", "invalid amount value: '-1'"),
+        ("evaluate --questions q --limit -1", "--limit"),
+        ("bench train --shape tiny --prompts 0", "--prompts"),
+        ("replies c --out x.gz", COMPRESSED),
+        ("data poison --corpus c --questions q --out x.jsonl.gz", COMPRESSED),
+        ("data search i --questions q --run x.xz", COMPRESSED),
+        ("warmup demos --writer labels --out x.zst", COMPRESSED),
+        ("warmup pool --out x.bz2", COMPRESSED),
+        ("evaluate --questions q --out x.gz", COMPRESSED),
+        (f"warmup pool --config={CONFIG.with_name('coda.py')} --out o", "a pool is for opera"),
+        ("export r --out o --public", "give --push-to OWNER/NAME"),
+        ("report none --serve", "is not a folder: start the run first"),
+        ("report . --serve --explorer x.html", "leave one of them out"),
+        *(
+            (f"config plan --config={CONFIG.parent}/{name}.py --shape tiny --topology x", "only pl")
+            for name in ("sft_c3po", "warmup", "vanilla_sft", "../warmup_c3po")
+        ),
+        ("data search nowhere q", "holds no complete index"),
+        ("data search q", "give either one QUERY"),
+        ("data search i q --retriever http://localhost:1", "one retriever is searched"),
+        ("data search q --retriever nonsense", "is 'nonsense', without http:// or https://"),
+        ("data search i q --queries f", "give either one QUERY"),
+        ("data search i --queries absent.txt", "absent.txt"),
+        *(
+            (f"{command} {options}", message)
+            for command in ("serve", "serve retriever nowhere")
+            for options, message in (
+                ("--host 0.0.0.0", "--no-api-key"),
+                ("--api-key-file nowhere", "cannot read the API keys"),
+                ("--allow-host a.*.example", "give NAME"),
+                ("--deadline -1", "a deadline of -1"),
+                ("--batch 9 --waiting 8", "at least a batch"),
+            )
+        ),
     ],
 )
-def test_temperatures_and_errors_are_finite_numbers(command, message, capsys):
+def test_a_wrong_command_is_refused_on_one_line(command, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     try:
-        assert main(command.split()) == 2
+        text = error_line(capsys, *command.split()) + "\n"
     except SystemExit as error:  # argparse
         assert error.code == 2
-    assert message in capsys.readouterr().err
+        text = capsys.readouterr().err
+    assert message in text and {x.name for x in tmp_path.iterdir()} <= {"w"}
 
 
-def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
+def test_a_key_that_the_config_omits_can_be_overridden():
     bounds = (("kl/mean", -1.0, 1.0),)
     url = {"index.kind": "remote", "index.url": "http://localhost:8000"}
     overrides = url | {"guard.bounds": bounds, "objective.entropy_coefficient": 0.1, "run.steps": 3}
@@ -254,23 +275,6 @@ def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     assert (job.index.url, job.guard.bounds) == ("http://localhost:8000", bounds)
     assert (job.run.steps, job.run.questions_per_step) == (3, 14)
     assert job.objective.entropy_coefficient == 0.1
-    args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}")
-    assert "did you mean guard?" in error_line(capsys, *args, "--config.gard.patience=2")
-    assert "no section" in error_line(capsys, *args, "--config.run.steps.x=2")
-
-
-@pytest.mark.parametrize(
-    "option, message",
-    [
-        ("--config=nowhere.py", "nowhere.py does not exist: give one with a get_config()"),
-        ("--config=real/c3po.py", "does not exist: did you mean configs/real/c3po.py?"),
-        ("--config=configs/tiny/c3p0.py", "did you mean configs/tiny/c3po.py?"),
-        ("--config=pyproject.toml", "pyproject.toml"),
-        (f"--config={CONFIG}:preset", "preset"),
-    ],
-)
-def test_an_unreadable_config_is_named(option, message, tmp_path, capsys):
-    assert message in error_line(capsys, "train", option, f"--workdir={tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -300,20 +304,6 @@ def test_without_a_command_the_map_of_commands_is_printed(capsys):
     commands = ["quickstart", "data", "warmup", "train", "evaluate", "serve"]
     assert [name for name in names if name in commands] == commands and len(names) <= 13
     assert all(f"\n{title}:\n" in text for title, _ in TITLES)
-
-
-def test_an_unknown_option_names_the_help_and_a_mistyped_command_the_nearest_match(capsys):
-    line = error_line(capsys, "ask", "--run", "runs/own", "Who?")
-    assert line.endswith(
-        "'ragrl ask' does not take '--run': 'ragrl ask --help' lists its arguments"
-    )
-    assert "'ragrl --help' lists" in error_line(capsys, "--bogus")
-    assert "did you mean 'train'?" in error_line(capsys, "trian", "--workdir", "w")
-    line = error_line(capsys, "xyz")
-    assert "unknown command 'xyz': run 'ragrl'" in line and "did you mean" not in line
-    assert "unknown command 'plan': run 'ragrl config plan'" in error_line(capsys, "plan")
-    line = error_line(capsys, "serve", "retreiver")
-    assert line.endswith("did you mean 'retriever'? run 'ragrl serve' to list the commands")
 
 
 def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):

@@ -55,15 +55,6 @@ def test_questions_may_have_fields_of_ones_own(folder, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["query"] == "who"
 
 
-def test_a_run_file_has_no_two_rankings_of_one_id(folder, tmp_path, capsys):
-    file, run = tmp_path / "dup.jsonl", tmp_path / "a.trec"
-    rows = ({"id": "1", "question": text, "answer": "a"} for text in ("who", "where"))
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--questions", str(file), "--run", str(run)]
-    assert main(["data", "search", f"{folder}/index", *options]) == 2
-    assert "the id '1', 'who' and 'where'" in capsys.readouterr().err and not run.exists()
-
-
 def test_a_run_file_has_the_hits_of_every_question(folder, tmp_path):
     run = tmp_path / "a.trec"
     options = ["--questions", f"{folder}/test.jsonl", "--run", str(run), "--tag", "mine"]
@@ -105,23 +96,6 @@ def test_a_config_and_a_server_are_searched_like_a_folder(folder, tmp_path, caps
             lines = capsys.readouterr().out.splitlines()
             outputs.append([line for line in lines if line.startswith("{")])
     assert outputs[0] == outputs[1] == outputs[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere", "q"], "holds no complete index"),
-        (["q"], "give either one QUERY"),
-        (["i", "q", "--retriever", "http://localhost:1"], "one retriever is searched"),
-        (["q", "--retriever", "nonsense"], "is 'nonsense', without http:// or https://"),
-        (["i", "q", "--queries", "f"], "give either one QUERY"),
-        (["i", "--queries", "absent.txt"], "absent.txt"),
-    ],
-)
-def test_a_wrong_call_is_one_line(arguments, message, capsys):
-    assert main(["data", "search", *arguments]) == 2
-    line = capsys.readouterr().err
-    assert message in line and line.count("\n") == 1
 
 
 def test_an_index_without_passages_asks_for_its_corpus(folder, tmp_path, capsys):

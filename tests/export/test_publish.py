@@ -107,11 +107,6 @@ def test_a_failed_upload_names_the_command_that_repeats_it(hub: Hub, folder, mon
         upload(folder, target)
 
 
-def test_the_command_needs_a_repository_to_make_public(tmp_path, capsys):
-    assert main(["export", str(tmp_path), "--out", str(tmp_path / "o"), "--public"]) == 2
-    assert "give --push-to OWNER/NAME" in capsys.readouterr().err
-
-
 def write_run(workdir: pathlib.Path, changes: Mapping[str, object] = NOTHING) -> None:
     """A run of C-3PO with a checkpoint after step 1, from a policy without training."""
     start = saved_policy(workdir)

@@ -286,16 +286,6 @@ def test_the_models_of_the_papers_have_names(name, size):
     assert dataclasses.replace(new, **changes) == old and old.max_positions == 8192
 
 
-@pytest.mark.parametrize(
-    "name", ["warmup_c3po", "tiny/sft_c3po", "tiny/warmup", "tiny/vanilla_sft"]
-)
-def test_a_config_of_supervised_training_is_refused_by_name(name, capsys):
-    config = f"--config={CONFIGS / name}.py"
-    assert main(["config", "plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 2
-    line = capsys.readouterr().err
-    assert "'ragrl config plan' only plans runs of 'ragrl train'" in line and line.count("\n") == 1
-
-
 def test_width_policies_and_nucleus_come_from_the_recipe(monkeypatch):
     counted = []
 

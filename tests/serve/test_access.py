@@ -3,7 +3,6 @@
 import pytest
 from starlette.testclient import TestClient
 
-from jax_ragrl.cli.main import main
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.serve.access import Settings, check_access, read_keys
@@ -120,20 +119,3 @@ def test_keys_that_are_weak_are_refused_and_not_shown(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as error:
         read_keys(file)
     assert not text or text not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--host", "0.0.0.0"], "--no-api-key"),
-        (["--api-key-file", "nowhere"], "cannot read the API keys"),
-        (["--allow-host", "a.*.example"], "give NAME"),
-        (["--deadline", "-1"], "a deadline of -1"),
-        (["--batch", "9", "--waiting", "8"], "at least a batch"),
-    ],
-)
-@pytest.mark.parametrize("command", [["serve"], ["serve", "retriever", "nowhere"]])
-def test_wrong_options_fail_before_anything_is_loaded(command, options, message, capsys):
-    assert main([*command, *options]) == 2
-    line = capsys.readouterr().err
-    assert message in line and line.count("\n") == 1

@@ -12,7 +12,6 @@ import urllib.request
 
 import pytest
 
-from jax_ragrl.cli.main import main
 from jax_ragrl.serve.live import application
 from jax_ragrl.serve.page import page
 from tests.listening import listening
@@ -92,11 +91,6 @@ def test_pages_of_other_sites_are_refused(run):
         for path in ("", "/version", "/explorer"):
             assert refusal(f"{address}{path}", Host="evil.example") == 400
         assert refusal(f"{address}/config.json") == 404
-
-
-def test_a_folder_that_is_missing_is_named(tmp_path, capsys):
-    assert main(["report", str(tmp_path / "none"), "--serve"]) == 2
-    assert "is not a folder: start the run first" in capsys.readouterr().err
 
 
 @pytest.mark.slow

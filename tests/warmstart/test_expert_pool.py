@@ -182,11 +182,3 @@ def test_the_command_writes_a_pool_and_resumes(tmp_path, capsys):
     assert len(bodies) >= 6 and {body["temperature"] for body in bodies} == {0.5}
     assert len(list(load_pool(out))) == len(out.read_text().splitlines()) > 0
     assert json.loads(out.read_text().splitlines()[0])["text"] == "nothing legal"
-
-
-def test_a_pool_is_for_opera_only(tmp_path, capsys):
-    from jax_ragrl.cli.main import CONFIGS
-
-    config = CONFIGS / "tiny" / "coda.py"
-    assert main(["warmup", "pool", f"--config={config}", f"--out={tmp_path / 'p'}"]) == 2
-    assert "a pool is for opera" in capsys.readouterr().err
