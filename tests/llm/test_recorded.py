@@ -15,11 +15,9 @@ from jax_ragrl.cli.main import main
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.cache import FILE, ReplyCache, print_hits, request_key
-from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.llm.kinds import OpenAIConfig
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.llm.recorded import FORMAT, read_replies, record_replies
-from jax_ragrl.run.build import reply_cache
 from jax_ragrl.run.models import load_llm
 from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.sampling.sampler import Shapes
@@ -27,7 +25,6 @@ from jax_ragrl.types import LLMRequest, Message, Sampling
 from jax_ragrl.validation.models import _check_reply
 from tests.llm.server import completion, serving
 from tests.llm.writers import ROWS, complete, write
-from tests.rollout.tape import ANN, BOB
 
 
 @pytest.fixture(autouse=True)
@@ -244,18 +241,6 @@ def asked(text: str, **changes: object) -> LLMRequest:
     return LLMRequest("answer", (Message("user", text),), **changes)  # type: ignore[arg-type]
 
 
-def test_a_repeated_request_is_answered_from_the_file(tmp_path):
-    requests = [asked(f"q{i}") for i in range(5)]
-    with serving() as (address, seen):
-        first = OpenAILLM("m", address, cache=tmp_path / FILE).complete(requests)
-    # The server has stopped: another process would get the same replies, with their costs.
-    take_counts()
-    again = OpenAILLM("m", address, retries=0, cache=tmp_path / FILE).complete(requests)
-    assert again == first and len(seen) == 5 and take_counts() == {"llm_cache_hits": 5}
-    assert all(isinstance(reply, MeteredReply) for reply in again)
-    assert [r.prompt_tokens for r in again] == [r.prompt_tokens for r in first]
-
-
 def test_every_part_of_a_request_is_in_the_key_and_its_seed_if_it_is_sampled(tmp_path):
     greedy = [asked("q", seed=seed) for seed in range(3)]
     other = [
@@ -283,19 +268,6 @@ def test_an_error_is_not_stored(tmp_path):
             assert isinstance(llm.complete([asked("q")])[0], EffectError)
         assert llm.complete([asked("q")]) == llm.complete([asked("q")]) == ["good"]
     assert len(seen) == 4
-
-
-def test_a_judge_is_paid_once_too(tmp_path):
-    config = OpenAIConfig("m", None)
-    with serving(lambda body: "true") as (address, seen):
-        for _ in range(2):
-            config = OpenAIConfig("m", address)
-            judge = load_llm(config, None, "", Shapes(), cache=reply_cache(tmp_path))
-            assert grade_answers(judge, [ANN, BOB], ["Ulm", "Rom"]).tolist() == [1.0, 1.0]
-        assert len(seen) == 2
-        off = load_llm(OpenAIConfig("m", address, cache=False), None, "", Shapes(), cache=tmp_path)
-        assert off.complete([asked("q")]) == ["true"]
-    assert [path.name for path in tmp_path.glob("*.sqlite")] == [FILE]
 
 
 def test_without_a_folder_there_is_no_cache_and_a_damaged_file_is_named(tmp_path):
