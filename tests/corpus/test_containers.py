@@ -254,6 +254,8 @@ def test_compressions_and_utf_16_are_read(tmp_path, content):
     [
         (zipped(a="x", b="y"), "zip archive of 2 files"),
         (zipped(a=LINES)[:40], "unreadable zip archive"),
+        (gzip.compress(LINES.encode())[:40], "damaged gzip file"),
+        (gzip.compress(LINES.encode())[:10] + b"\xff" * 9, "damaged gzip file"),
         (bz2.compress(LINES.encode())[:40], "damaged bzip2 file"),
         (lzma.compress(LINES.encode())[:40], "damaged xz file"),
         (b"\x28\xb5\x2f\xfd" + bytes(9), "is a zstd file"),
@@ -272,10 +274,13 @@ def test_another_container_is_named(tmp_path, content, why):
         formats.load_questions(tmp_path / "x")
 
 
-def test_a_column_twice_in_parquet_is_refused(tmp_path):
+def test_a_column_twice_in_parquet_and_a_damaged_file_are_refused(tmp_path):
     table = pyarrow.table([["q?"], ["a"], ["b"]], names=["question", "answer", "answer"])
     pyarrow.parquet.write_table(table, tmp_path / "x")
     with pytest.raises(UserError, match="two columns are named 'answer'"):
+        formats.load_questions(tmp_path / "x")
+    (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-200])
+    with pytest.raises(UserError, match="damaged parquet"):
         formats.load_questions(tmp_path / "x")
 
 
@@ -318,6 +323,11 @@ DEEP = "[" * 5000
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
+        ("x.json", '[\n {"question": "q?", "answer": ["a"]},\n {"question": }\n]', "line 3: malf"),
+        ("x.json", '[\n {"question": \n', "line 3: malformed JSON"),
+        ("x.json", '{\n "Data": [\n', "line 3: malformed JSON"),
+        ("x.json", '{"id": 1, "question"\n{"id": 2}\n', "line 1: malformed JSON"),
+        ("x.json", '{"question": "q?", "answer": ["a"]}\n{"id": 2,\n', "line 2: malformed JSON"),
         ("x.json", f'[{{"question": "q?", "answer": {DIGITS}}}]', "record 1: malformed JSON"),
         ("x.json", f'[{{"question": "q?"}},\n {{"answer": {DIGITS}}}]', "record 2: malformed JSON"),
         ("x.json", f'[{{"question": "q?"}}, {{"answer": {DEEP}}}]', "record 2: malformed JSON"),
@@ -328,7 +338,9 @@ DEEP = "[" * 5000
         ("x.csv", f"id,question,golden_answers,metadata\n1,q?,a,{DEEP}\n", "line 2: .*'metadata'"),
     ],
 )
-def test_deep_lists_and_long_numbers_are_refused_with_their_row(tmp_path, name, text, why):
+def test_malformed_json_deep_lists_and_long_numbers_are_refused_with_their_row(
+    tmp_path, name, text, why
+):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=f"{name}, {why}.*: "):
         formats.load_questions(tmp_path / name)
@@ -392,37 +404,25 @@ def test_shards_with_contexts_share_their_passages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "path", "why"),
     [
-        ("{}/*.none", "no file matches"),
-        ("{}/a.jsonl,{}/none.jsonl", r"none\.jsonl does not exist"),
-        ("{}", "data files of several kinds, such as b.jsonl and c.csv"),
+        ("c.jsonl", "{}", "c.jsonl does not exist"),  # a link to nothing
+        ("notes.md", "{}", "notes.md does not exist"),
+        ("c.jsonl.zst", "{}", "c.jsonl.zst is a zstd file"),
+        ("c.csv", "{}", "data files of several kinds, such as b.jsonl and c.csv"),
+        ("c.ndjson", "{}", "several kinds, such as b.jsonl and c.ndjson"),
+        ("c.csv", "{}/*.none", "no file matches"),
+        ("c.csv", "{}/a.jsonl,{}/none.jsonl", r"none\.jsonl does not exist"),
     ],
 )
-def test_files_that_are_no_corpus_are_named(tmp_path, name, why):
+def test_a_shard_that_is_not_read_is_named(tmp_path, name, path, why):
     folder = shards(tmp_path / "s")
-    (folder / "c.csv").write_text("text\nx\n")
-    with pytest.raises(UserError, match=why):
-        formats.load_passages(name.format(folder, folder))
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("c.jsonl", "c.jsonl does not exist"),  # a link to nothing
-        ("notes.md", "notes.md does not exist"),
-        ("c.jsonl.zst", "c.jsonl.zst is a zstd file"),
-        ("c.ndjson", "several kinds, such as b.jsonl and c.ndjson"),
-    ],
-)
-def test_a_shard_that_is_not_read_is_named(tmp_path, name, why):
-    folder = shards(tmp_path / "s")
-    if "exist" in why:
+    if path == "{}" and "exist" in why:
         (folder / name).symlink_to("gone")
     else:
         (folder / name).write_bytes(b"\x28\xb5\x2f\xfd")
     with pytest.raises(UserError, match=why):
-        formats.load_passages(folder)
+        formats.load_passages(path.format(folder, folder))
 
 
 def test_a_pipe_is_named(tmp_path):
