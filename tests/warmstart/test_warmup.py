@@ -42,12 +42,6 @@ from tests.tiny import saved_policy, tokenizer
 AUTO_RAG = CONFIGS / "tiny" / "warmup_auto_rag.py"
 
 
-def test_a_system_without_a_teacher_is_refused():
-    values = {"system": "jax_ragrl.systems.baselines.rag_ddr", "recipe": {}}
-    with pytest.raises(UserError, match="rag_ddr': it has no teacher, use c3po"):
-        load_warmup(values)
-
-
 def test_auto_rag_learns_only_traces_with_correct_answers():
     config, task = load_warmup(load_config(AUTO_RAG, []))
     assert isinstance(task.system, SearchAgent) and task.system.kind == "auto_rag"
