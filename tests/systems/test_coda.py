@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_normalised
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.tree import build_forest
 from jax_ragrl.systems import coda
@@ -246,8 +245,3 @@ def test_duplicated_executor_turns_change_no_advantage():
     after_N, _ = advantages(twice, np.append(reward_N, np.zeros(10, np.float32)))
     assert len(nodes) == 2 and after_N[: len(before_N)].tolist() == before_N.tolist()
     assert after_N[len(before_N) :].tolist() == before_N[nodes * 5].tolist()
-
-
-def test_a_group_of_one_is_rejected():
-    with pytest.raises(UserError, match="rollouts 1.*use 2 or more"):
-        coda.Settings(rollouts=1)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, main
-from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import pairs_of
 from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import collect
@@ -49,8 +48,6 @@ def test_best_and_worst_answers_form_a_pair_and_equal_ones_none():
     one = {SELECTOR: ["D0"], GENERATOR: ["**Ulm**"] * 3}
     forest, turns, _ = forest_of(GENERATOR, one)
     assert pairs_of(forest, turns, (GENERATOR,)) == []
-    with pytest.raises(UserError, match="group_size 1.*use 2 or more"):
-        Settings(SYSTEM, group_size=1)
 
 
 def test_a_selection_is_judged_by_its_answer():

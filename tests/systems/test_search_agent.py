@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_normalised
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.rollout.tree import LEAF
 from jax_ragrl.systems.baselines import executor, tree_grpo
@@ -35,13 +34,8 @@ def turns(*texts: str) -> list[ParsedAction]:
 
 def test_one_context_contains_the_complete_search():
     forest, tape = talk(SYSTEM, {AGENT: [SEARCH, "hm", SEARCH, FINAL]})
-    assert tape.log == [
-        ("agent",),
-        ("search", "Ann born", 1),
-        ("agent",),
-        ("agent",),
-        *tape.log[1:3],
-    ]
+    turn, search = ("agent",), ("search", "Ann born", 1)
+    assert tape.log == [turn, search, turn, turn, search, turn]
     documents = "told 1 title 1: text 1"
     assert tape.contexts[-1][2] == (SEARCH, documents, "hm", "told again", SEARCH, documents)
     assert tape.contexts[0][1] == f"search\nQuestion: {ANN.text}"
@@ -174,10 +168,3 @@ def test_two_first_turns_of_a_tree_are_compared_with_each_other():
     in_tree = 0.5 / np.sqrt(0.5)
     expected = {"Ulm": 1.5 + in_tree, "Bonn": -0.5 - in_tree, "Rom": -0.5, "Oslo": -0.5}
     assert by_answer == pytest.approx(expected, abs=1e-5)
-
-
-def test_one_tree_per_question_and_an_unknown_kind_are_rejected():
-    with pytest.raises(UserError, match="rollouts 1.*2 or more"):
-        Settings(AGENT_SYSTEM, rollouts=1)
-    with pytest.raises(UserError, match="recipe.system.kind is 'x': use one of autorefine"):
-        SearchAgent("x")

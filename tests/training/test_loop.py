@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jax_ragrl.corpus.questions import QuestionStream
-from jax_ragrl.errors import UserError
 from jax_ragrl.learner import state as state_module
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.run import inference
@@ -123,8 +122,3 @@ def test_gradients_by_role_are_measured_at_every_kth_step(monkeypatch, every, me
     for step in range(5):
         step_module.learn(setup.method_of(job), {}, None, [], step)
     assert [step for step, by_role in enumerate(steps) if by_role] == measured
-
-
-def test_the_loss_of_preference_pairs_has_no_gradients_by_role():
-    with pytest.raises(UserError, match="the loss of preference pairs is not a sum over roles"):
-        config_job("tiny/rag_ddr", {"run.role_gradients_every": 2})

@@ -222,10 +222,3 @@ def test_a_resumed_run_is_bit_identical(routes, monkeypatch, staleness, prefers,
     weights = one["data"]["weights"]
     assert bool(weights) == prefers
     assert all((x == 1) == has_signal(name) for name, x in weights.items())
-
-
-@pytest.mark.parametrize("config", ["c3po", "rag_ddr"])
-@pytest.mark.parametrize(("key", "value"), [("refill", 1), ("prefer_signal", True)])
-def test_a_critic_and_preference_pairs_refuse_a_choice_by_signal(config, key, value):
-    with pytest.raises(UserError, match=f"run.{key} is {value}, but only with a group rule"):
-        config_job(f"tiny/{config}", {f"run.{key}": value})

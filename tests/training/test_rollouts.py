@@ -37,15 +37,6 @@ def trial(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     return Trial(tmp_path, monkeypatch)
 
 
-def test_stale_rollouts_come_from_the_policies_before_the_last_update(trial):
-    trial.train(steps=4)
-    (_, initial), *rest = trial.steps_and_weights()
-    assert rest == [(1, initial), (2, 1.0), (3, 2.0)]
-    assert trial.rows("staleness") == [0, 1, 1, 1]
-    own, *others = (trial.threads[step] for step in range(4))
-    assert own == "MainThread" and set(others) == {"rollout_0"}
-
-
 def test_fresh_rollouts_come_from_the_newest_policies(trial):
     trial.train(staleness=0, steps=4)
     assert trial.steps_and_weights()[1:] == [(1, 1.0), (2, 2.0), (3, 3.0)]
@@ -104,11 +95,13 @@ def rollouts_of_one_epoch() -> Rollouts:
     )
 
 
-def test_a_phase_begins_with_rollouts_of_its_own_policies(trial):
+def test_stale_rollouts_come_from_the_policies_before_the_last_update_within_a_phase(trial):
     trial.train(steps=5, phases=PHASES)
     (_, initial), *rest = trial.steps_and_weights()
     assert rest == [(1, initial), (2, 2.0), (3, 2.0), (4, 3.0)]
     assert trial.rows("staleness") == [0, 1, 0, 1, 1]
+    own, thread = "MainThread", "rollout_0"
+    assert [trial.threads[step] for step in range(5)] == [own, thread, own, thread, thread]
 
 
 @pytest.mark.filterwarnings("ignore:guard.grad_norm")
@@ -192,12 +185,6 @@ def test_waiting_before_a_step_counts_for_its_rollouts(monkeypatch):
     assert rollouts.take({}, 1).early_wait == 20
     rollouts.begin({}, 2)
     assert rollouts.take({}, 2).early_wait == 0
-
-
-def test_stale_rollouts_need_importance_weights():
-    for value, message in ((1, "1, but .*importance_weight_cap is 0"), (2, "2: use .* at most 1")):
-        with pytest.raises(UserError, match=f"run.staleness is {message}"):
-            config_job("tiny/c3po", {"run.staleness": value})
 
 
 def test_all_processes_gather_a_forest_once_in_the_main_thread(monkeypatch):

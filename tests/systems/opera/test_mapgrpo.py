@@ -53,14 +53,6 @@ def test_periodic_injection_takes_a_fixed_share_of_questions():
     assert 0.2 < np.mean(due) < 0.3
 
 
-@pytest.mark.parametrize(
-    "changes", [{"when": "never"}, {"replaces": "best"}, {"continue_with": "best"}]
-)
-def test_unknown_injections_are_rejected(changes):
-    with pytest.raises(UserError, match="recipe.expert"):
-        Injection(**changes)
-
-
 YES, ROM, NO = render_analysis("a", "Ulm"), render_analysis("a", "Rom"), render_analysis("a")
 BERN = render_analysis("a", "Bern")
 CHAIN = "1 birthplace of Ann Lee\n2 country of [1]"
