@@ -233,7 +233,6 @@ COMPRESSED = "is written uncompressed: give a name without ."
         (f"warmup pool --config={CONFIG.with_name('coda.py')} --out o", "a pool is for opera"),
         ("export r --out o --public", "give --push-to OWNER/NAME"),
         ("report none --serve", "is not a folder: start the run first"),
-        ("report . --serve --explorer x.html", "leave one of them out"),
         *(
             (f"config plan --config={CONFIG.parent}/{name}.py --shape tiny --topology x", "only pl")
             for name in ("sft_c3po", "warmup", "vanilla_sft", "../warmup_c3po")
