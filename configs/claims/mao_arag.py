@@ -85,7 +85,7 @@ CLAIMS = (
             },
         ),
         "tests": (
-            "tests/systems/test_mao_arag.py::test_the_printed_turn_table_swaps_the_decompositions",
+            "tests/systems/test_mao_arag.py::test_serial_turns_cost_more_but_in_the_printed_table",
         ),
     },
     {

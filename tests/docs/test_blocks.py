@@ -97,7 +97,7 @@ def test_the_path_of_a_question_names_functions_that_exist():
 
 # Of other programs.
 OTHERS = {"--num-slices", "--all", "--list", "--topk", "--count", "--toy"}
-OTHERS |= {"--offline", "--strict-collection"}
+OTHERS |= {"--offline", "--strict-collection", "--secret", "--secrets"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
