@@ -151,7 +151,7 @@ def _print_facts(workdir: pathlib.Path) -> None:
         print(f"Test questions ({run.summary.get('metric', 'share')}):")
         for name, score in scores.items():
             print(f"  {system_title(name):<36} {score!s:>6}")
-    for key in ("gain", "gain_over_fixed"):
+    for key in ("gain", "gain_over_fixed", "gain_over_supervised"):
         if found := gain(run.summary, key):
             print(f"{found['mean']} points ({found['ci']}) over {found['over']}")
     print(

@@ -266,7 +266,7 @@ def system_title(row: str) -> str:
 def gain(summary: Mapping[str, Any], key: str = "gain") -> dict[str, Any] | None:
     """The gain in points with its interval; `over` is the system it is compared with, if known.
 
-    `key` is that of the summary: `gain` or `gain_over_fixed`.
+    `key` is that of the summary: `gain`, `gain_over_fixed` or `gain_over_supervised`.
     """
     values = summary.get(key) or {}
     numbers = [values.get("mean"), *(values.get("ci95") or ())]

@@ -15,7 +15,7 @@ from jax_ragrl.rollout.effects import Generate, ModelOutput, Observation, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import Shown, Steps
 from jax_ragrl.text.patterns import between, choice, enclosed, line, lines
-from jax_ragrl.text.prompts import format_passages, template
+from jax_ragrl.text.prompts import fill, format_passages
 from jax_ragrl.types import Message, Sampling
 
 TAG_FAULTS = {
@@ -123,5 +123,5 @@ def search_passages(style: str, top_k: int, chat: bool, action: ParsedAction, de
 
 def observation(style: str, name: str, chat: bool, **values: str) -> str:
     """Returns an observation, as a chat turn of the user or as lines in the assistant's turn."""
-    text = template(style, name).substitute(values)
+    text = fill(style, name, **values)
     return text if chat else f"\n{text}\n"

@@ -12,9 +12,8 @@ import importlib.resources
 import pathlib
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources.abc import Traversable
-from types import MappingProxyType
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Message, Passage, Question
@@ -26,30 +25,8 @@ def _folder(style: str) -> Traversable:
     return importlib.resources.files("jax_ragrl.text") / "prompts" / style
 
 
-class Template(string.Template):
-    """A template that names itself, if a placeholder is none of those that its caller fills."""
-
-    def __init__(self, text: str, name: str):
-        super().__init__(text)
-        self._name = name
-
-    def substitute(
-        self, mapping: Mapping[str, object] = MappingProxyType({}), /, **kws: object
-    ) -> str:
-        """Returns the text with all placeholders filled, or raises `UserError`."""
-        values = {**mapping, **kws}
-        try:
-            return super().substitute(values)
-        except (KeyError, ValueError) as error:
-            names = ", ".join(f"${name}" for name in values) or "no placeholder"
-            raise UserError(
-                f"prompt {self._name} cannot be filled ({error}): it may have {names}, and $$ for "
-                "a dollar sign"
-            ) from error
-
-
 @functools.cache
-def template(style: str, name: str) -> Template:
+def template(style: str, name: str) -> string.Template:
     """Returns the template `<name>.txt` of a style; raises `UserError` if there is none."""
     file = _folder(style) / f"{name}.txt"
     if not file.is_file():
@@ -57,12 +34,24 @@ def template(style: str, name: str) -> Template:
             f"no prompt {name!r} in style {style!r}: create {file}, or use another style"
         )
     # Editors end a file with a line break, which is not part of the prompt.
-    return Template(file.read_text(encoding="utf-8").rstrip("\n"), str(file))
+    return string.Template(file.read_text(encoding="utf-8").rstrip("\n"))
+
+
+def fill(style: str, name: str, /, **values: object) -> str:
+    """Returns a template with its placeholders filled; `UserError` if it has others."""
+    try:
+        return template(style, name).substitute(values)
+    except (KeyError, ValueError) as error:
+        names = ", ".join(f"${key}" for key in values) or "no placeholder"
+        raise UserError(
+            f"prompt {_folder(style) / name}.txt cannot be filled ({error}): it may have {names}, "
+            "and $$ for a dollar sign"
+        ) from error
 
 
 def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
     """Returns a conversation of one user message, after the style's `system.txt` if it has one."""
-    return (*_system(style), Message("user", template(style, name).substitute(values)))
+    return (*_system(style), Message("user", fill(style, name, **values)))
 
 
 def question_turn(
@@ -95,16 +84,16 @@ def _system(style: str) -> tuple[Message, ...]:
     # Optional: most styles have all instructions in the user message.
     if not (_folder(style) / "system.txt").is_file():
         return ()
-    return (Message("system", template(style, "system").substitute()),)
+    return (Message("system", fill(style, "system")),)
 
 
 def format_passages(
     style: str, passages: Sequence[Passage], *, first: int = 1, form: str = "document"
 ) -> str:
     """Formats passages as a numbered list, each by the template `form`."""
-    line = template(style, form)
     lines = (
-        line.substitute(number=i, title=p.title, text=p.text) for i, p in enumerate(passages, first)
+        fill(style, form, number=i, title=p.title, text=p.text)
+        for i, p in enumerate(passages, first)
     )
     return separator(style).join(lines)
 

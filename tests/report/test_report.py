@@ -295,7 +295,7 @@ def test_a_report_names_what_a_run_was_trained_on_and_its_scores(tmp_path, capsy
     over = {"over": "trained: always Planning", "mean": 8.5, "ci95": [2.5, 14.5]}
     scores = {"warm_start": 41.5, over["over"]: None, "trained": 69.25}
     values = {"metric": "F1, percent", "accuracy": scores, "gain_over_fixed": over}
-    write_run(tmp_path, summary=values)
+    write_run(tmp_path, summary=values | {"gain_over_supervised": over | {"over": "supervised"}})
     _print_facts(tmp_path)
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     start = printed.index("Test questions (F1, percent):")
@@ -304,7 +304,8 @@ def test_a_report_names_what_a_run_was_trained_on_and_its_scores(tmp_path, capsy
         ["Trained:", "always", "Planning", "None"],
         ["Trained", "69.25"],
     ]
-    assert printed[start + 4] == "+8.5 points (+2.5 to +14.5) over trained: always Planning"
+    for line, name in enumerate(("trained: always Planning", "supervised, same time"), start + 4):
+        assert printed[line] == f"+8.5 points (+2.5 to +14.5) over {name}"
 
 
 def leaves_of(*values: float) -> list[dict[str, Any]]:

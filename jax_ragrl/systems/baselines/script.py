@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from jax_ragrl.rollout.effects import CallLLM, Done
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import Fault, Steps, Used
-from jax_ragrl.text.prompts import question_turn, template
+from jax_ragrl.text.prompts import fill, question_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 
 # Tables are greedy; 256 tokens suffice for an answer or a list of queries.
@@ -42,7 +42,7 @@ class ScriptedSystem(abc.ABC):
 
     def message(self, name: str, **values: str) -> Message:
         """Returns a later user turn of a conversation, from the prompt `name`."""
-        return Message("user", template(self.style, name).substitute(values))
+        return Message("user", fill(self.style, name, **values))
 
     def answer(self, question: Question, documents: Sequence[Passage]) -> CallLLM:
         """Returns the request for the answer; without documents it is given from memory."""
