@@ -160,7 +160,7 @@ def run_report(options: argparse.Namespace) -> None:
         return serve_report(options.folders, options.port)
     first = options.folders[0]
     has_rows = len(options.folders) > 1 or has_pages(first)
-    # A table has predictions alone; a run of an earlier version has metrics alone.
+    # A table has predictions alone, a run that has not answered yet metrics alone.
     if (first / METRICS).exists() or not has_rows:
         print(build_report(first))
     elif (first / "checkpoints").is_dir():

@@ -54,8 +54,7 @@ def source_of(path: pathlib.Path, reading: Mapping[str, Any] = store.NO_READING)
         # of a hash, which would take as long as reading the file.
         stats += [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     parts = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-    # The first entry, the name of a format in earlier versions, keeps their caches valid.
-    return [None, *parts, *([dict(reading)] if reading else [])]
+    return [*parts, *([dict(reading)] if reading else [])]
 
 
 def load_corpus(

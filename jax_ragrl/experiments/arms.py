@@ -84,7 +84,7 @@ class Arm:
 
 def arm_key(arm: Arm) -> str:
     """Returns a name for the content of an arm, so that equal arms share their cells."""
-    # Later fields count if they are set, so that the cells of earlier versions keep their names.
+    # Later fields count if they are set, so that the cells of recorded results keep their names.
     first, later = dataclasses.astuple(arm)[:3], dataclasses.fields(arm)[3:]
     extras = {f.name: x for f in later if (x := getattr(arm, f.name)) != f.default}
     content = json.dumps((*first, extras) if extras else first)
@@ -264,7 +264,7 @@ def warm_folder(experiment: Experiment, cell: Cell, out: pathlib.Path) -> pathli
     """Returns the folder of the warm-up of a cell, which cells of equal warm-ups share."""
     file = pathlib.Path(experiment.arms[cell.arm].warm_up)
     files = (pathlib.Path(arm.warm_up) for arm in experiment.arms.values())
-    # The first file of a name has the plain one, so that cells of earlier versions resume.
+    # The first file of a name has the plain one: an arm that is added later renames no folder.
     is_first = file == next(other for other in files if other.stem == file.stem)
     name = file.stem if is_first else _unique_name(file, str(file))
     return out / f"{name}-s{cell.warm_start}"

@@ -120,9 +120,7 @@ def train_and_evaluate(values: Mapping[str, Any], folder: pathlib.Path) -> dict[
     parts = build_components(job, folder)
     models = acting_models(train(job, parts, folder))
     rows = list(read_rows(folder / "metrics.jsonl"))
-    # Runs of earlier versions lack some of these metrics.
-    names = [name for name in TOTALS if any(name in row for row in rows)]
-    totals = {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in names}
+    totals = {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in TOTALS}
     return _evaluate(job, parts, models, None, folder) | {"totals": totals}
 
 

@@ -78,7 +78,7 @@ SMALL = (
 REDUNDANT = ("entropy/old/mean",)  # equals "entropy", which is shown
 # The times of a step, by the name of their metric without `_s`. A step is its rollouts and its
 # update; all others are parts of these.
-STEP_TIME, PARTS_OF_STEP = "time/step_s", ("time/rollout_s", "time/train_s")
+STEP_TIME = "time/step_s"
 TIMES = {
     "time/step_s": "Step",
     "time/rollout_s": "Rollouts",
@@ -400,9 +400,7 @@ def times(run: RunData) -> list[tuple[str, str, str, str]]:
     """The times of a step: name, mean seconds, total, share of the steps."""
     curves = {key: curve(run.metrics, key) for key in keys_under(run.metrics, "time/")}
     totals = {key: sum(c.values) for key, c in curves.items() if c.steps}
-    # Runs of earlier versions have no time of the step. `or 1.0` avoids a division by zero.
-    parts = sum(totals.get(key, 0.0) for key in PARTS_OF_STEP)
-    whole = totals.get(STEP_TIME, parts) or 1.0
+    whole = totals.get(STEP_TIME) or 1.0  # avoids a division by zero
     order = [key for key in TIMES if key in totals] + [key for key in totals if key not in TIMES]
     return [
         (

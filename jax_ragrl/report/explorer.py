@@ -174,7 +174,6 @@ def _prediction(row: Mapping[str, Any], numbers: Numbers, limit: int) -> dict[st
     passages, gold = [Passage(**p) for p in row["passages"]], set(row["gold_passages"])
     own_numbers = [numbers[p.id, p.title, shorten(p.text, limit)] for p in passages]
     return {name: row[name] for name in PREDICTION_FIELDS} | {
-        # Computed here, so that predictions of earlier versions have it too.
         "mistake": mistake_of(row),
         "steps": [
             {name: shorten(x, limit) if isinstance(x, str) else x for name, x in step.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax_ragrl.report.load import is_number
 
-# Default fields of a node, for files of older versions.
+# The defaults of the fields of a node, which its compact form leaves out.
 NODE: Mapping[str, Any] = {
     "id": None, "parent": None, "role": "", "text": "", "prompt": "", "forced": False,
     "multiplicity": 1, "credit": None, "reward": None, "answer": None, "why": "", "passages": (),

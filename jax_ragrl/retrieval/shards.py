@@ -262,7 +262,7 @@ class MappedArray:
 
 
 def _recorded_hashes(folder: pathlib.Path, count: int) -> list[str]:
-    """Empty without a file of records, as in arrays of earlier versions."""
+    """Empty without a file of records, which a user may delete to leave out the check."""
     file = folder / RECORDS
     try:
         hashes = [str(record["sha256"]) for record in _read_json(file)["shards"]]

@@ -42,9 +42,8 @@ def mistake_of(prediction: Mapping[str, Any]) -> str:
         if not prediction["gold_passages"]:
             return WRONG
         return GAVE_UP if has_all_gold(prediction) else SEARCH_FAILED
-    # A search may find nothing; predictions of earlier versions have no costs.
-    searches = prediction.get("costs", {}).get("retrieval_calls", len(prediction["passages"]))
-    if not searches:
+    # A search may find nothing.
+    if not prediction["costs"]["retrieval_calls"]:
         return NEVER_SEARCHED
     if not prediction["gold_passages"]:
         return WRONG

@@ -117,8 +117,7 @@ def demo_settings(values: Mapping[str, Any], writer: WriterConfig, of: str = "")
     """Returns the settings that are saved next to demonstrations; arguments as in `make_demos`."""
     # The model without its address: a server may move between calls.
     settings = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
-    # Absent without a baseline, so that files of earlier versions have equal settings.
-    return settings | ({"of": of} if of else {})
+    return settings | {"of": of}
 
 
 def _is_labels(writer: WriterConfig) -> bool:

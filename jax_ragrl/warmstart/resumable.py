@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from jax_ragrl.config.snapshot import LOCATION_KEYS, load_saved_config, save_config
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.progress import progress
@@ -105,7 +105,7 @@ def claim_output(
 ) -> None:
     """Writes the settings next to `out`, or checks that they are the same as before.
 
-    `content` is that of `run.claims.content_of`, which files of earlier versions lack.
+    `content` is that of `run.claims.content_of`.
 
     Raises:
       UserError: `out` was produced with other settings, from other content or by another tool, or
@@ -124,10 +124,7 @@ def claim_output(
             "--out"
         )
     file = out.with_suffix(".config.json")
-    is_known = has_rows and file.exists() and "content" in load_saved_config(file)
-    free = LOCATION_KEYS if is_known else (*LOCATION_KEYS, *CONTENT_KEYS)
-    values = {**values, "content": content}
-    save_config(file, values, free=free, renew=not has_rows, place="--out")
+    save_config(file, {**values, "content": content}, renew=not has_rows, place="--out")
 
 
 def failure_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -328,8 +328,8 @@ def test_metrics_of_an_experiment_are_checked_when_it_is_read(metric, said):
         Experiment(shared, "a", metrics=("f1", metric))
 
 
-def test_the_cells_of_earlier_versions_keep_their_names():
-    """Names of cells on disk, computed before arms had further fields."""
+def test_the_cells_of_recorded_results_keep_their_names():
+    """Those of docs/data/claims.json, computed before arms had further fields."""
     arm = Arm("configs/tiny/mao_arag.py", (), "configs/tiny/warmup_mao_arag.py")
     assert arm_key(arm) == "mao_arag-72c35321"
     assert arm_key(dataclasses.replace(arm, overrides=("run.steps=0",))) == "mao_arag-3ca07a6c"

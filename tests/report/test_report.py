@@ -49,7 +49,7 @@ def test_a_run_without_steps_has_a_report(tmp_path):
 def metrics(step: int) -> dict[str, Any]:
     row = {"step": step, "reward/mean": 0.4 + 0.1 * step, "kl/mean": 0.01 * step, "entropy": 0.5}
     row |= {"strategy_frac/Planning": 0.6, "strategy_frac/Retrieval": 0.4}
-    row |= {"time/rollout_s": 2.0, "time/train_s": 1.0, "time/compile_s": 1.5}
+    row |= {"time/rollout_s": 2.0, "time/train_s": 1.0, "time/compile_s": 1.5, "time/step_s": 3.0}
     return row | {"valid_frac/router": 0.97}
 
 

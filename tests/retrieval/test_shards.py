@@ -162,7 +162,6 @@ def test_a_large_array_is_sampled(tmp_path, monkeypatch):
 
 
 def test_an_array_without_records_is_read_unchecked(tmp_path):
-    """Arrays of earlier versions have none."""
     shards.write_array(ROWS, tmp_path, "float32")
     (tmp_path / shards.RECORDS).unlink()
     overwrite(tmp_path / "c" / "1" / "0")

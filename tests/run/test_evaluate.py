@@ -284,6 +284,7 @@ GOLD = [{"id": "p1", "title": "A", "text": "a"}, {"id": "p2#char=0,4", "title": 
 
 def prediction(**changes):
     row = {"scores": {"cover_em": 0.0}, "answer": "Bergen", "faults": []}
+    row |= {"costs": {"retrieval_calls": 2}}
     return row | {"passages": GOLD, "gold_passages": ["p1", "p2"]} | changes
 
 
@@ -295,9 +296,8 @@ CASES = [
     ("search_failed", {"answer": None, "passages": []}),
     ("gave_up", {"answer": None}),
     ("wrong", {"answer": None, "gold_passages": []}),
-    ("never_searched", {"passages": []}),
     ("never_searched", {"passages": [], "costs": {"retrieval_calls": 0}}),
-    ("premature", {"passages": [], "costs": {"retrieval_calls": 2}}),  # nothing was found
+    ("premature", {"passages": []}),  # nothing was found
     ("premature", {"passages": GOLD[:1]}),
     ("premature", {"faults": ["Bad Query"], "passages": GOLD[1:]}),
     ("misread", {}),

@@ -81,7 +81,7 @@ def test_adapters_are_put_only_on_the_weights_that_they_were_trained_on(tmp_path
     ):
         with pytest.raises(UserError, match=r"begun with the weights below .*: restore them"):
             use()
-    (run.folder / BASES).unlink()  # as in a run of an earlier version
+    (run.folder / BASES).unlink()
     trained_policies(job, parts.policies, run)
     assert not (run.folder / BASES).exists()
 

@@ -179,7 +179,7 @@ def test_a_resumed_run_refuses_other_questions(tmp_path, monkeypatch, change):
         UserError, match=r"begun with other train questions .*delete questions\.json"
     ):
         loop.train(job, parts, tmp_path)
-    (tmp_path / "questions.json").unlink()  # as in a run of an earlier version
+    (tmp_path / "questions.json").unlink()
     loop.train(job, parts, tmp_path)
     assert Checkpoints(tmp_path).latest() == 2
     with pytest.raises(UserError, match="begun with other train questions"):
