@@ -96,7 +96,6 @@ class Environment(NamedTuple):
       judge: a language model that grades the answers of leaves; None: answers are not graded.
       tools: the tools that a system may call.
       times: measures the calls; None: they are not measured.
-      age: the updates of the policies since the sampler got them.
     """
 
     sampler: ActionSampler
@@ -106,7 +105,6 @@ class Environment(NamedTuple):
     judge: FrozenLLM | None = None
     tools: Tools = Tools({})
     times: WaitingTimes | None = None
-    age: int = 0
 
     def call(self, model: Any, cause: str) -> AbstractContextManager[None]:
         """Measures a call of a model, whose cause of waiting is the devices if it is on them."""

@@ -55,7 +55,6 @@ class Engine:
       weights: what the folder holds: `model` (Hugging Face layout, adapters merged), `gguf` (also
         `model.gguf`), or `adapter` (PEFT).
       dtype: the dtype of a model's weights.
-      sync_every: steps between two calls of `sync`. Above 1, rollouts are older (`staleness`).
       concurrency, retries, timeout: as of the section `llm`; a try is one action.
     """
 
@@ -64,7 +63,6 @@ class Engine:
     model: str = "policy"
     weights: Literal["model", "gguf", "adapter"] = "model"
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    sync_every: Count = 1
     concurrency: Count = 256
     retries: Natural = 5
     timeout: Positive = 120.0

@@ -30,10 +30,7 @@ WORDS = 400  # characters of a command's last words, in an error
 
 
 class Handover:
-    """Hands over weights before the rollouts of a step; `age` are the updates since it did.
-
-    At its first step, the number `start`, it always does: the engine may have any weights.
-    """
+    """Hands over weights before the rollouts of every step, the first of which is `start`."""
 
     def __init__(self, job: Job, tokenizer: ChatTokenizer, workdir: Path, start: int) -> None:
         assert job.engine is not None, "made for an engine only"
@@ -49,16 +46,13 @@ class Handover:
         client = OpenAILLM(engine.model, engine.base_url, timeout=engine.timeout, **limits)
         self._sampler = EngineSampler(client, engine.base_url, tokenizer)
         self._root, self._step = workdir / "engine", start
-        self.age = -1
 
     def samplers(self, policies: Policies) -> dict[str, JobSampler | EngineSampler]:
         """Returns the sampler of the policy, once per step and before its rollouts.
 
         Raises `UserError` if the command fails.
         """
-        self.age = (self.age + 1) % self._engine.sync_every
-        if not self.age:
-            self._hand_over(trained_decoder(policies[self._policy]))
+        self._hand_over(trained_decoder(policies[self._policy]))
         self._step += 1
         return {self._policy: self._sampler}
 

@@ -48,8 +48,8 @@ class Rollout(NamedTuple):
     """
 
     forest: Forest
-    staleness: int
     seconds: Mapping[str, float]
+    staleness: int = 0
     early_wait: float = 0.0
 
     def metrics(self, laps: Mapping[str, float]) -> dict[str, float]:
@@ -68,7 +68,7 @@ class InFlight(NamedTuple):
     """Rollouts that were begun before their `step`, from 0, and may be stopped by `waiting`.
 
     `data` is the state of the questions before the step drew its own, and `environment` that of the
-    rollouts. The `staleness`, which adds to that of `rollout`, is 0 if the update since was undone.
+    rollouts. The `staleness` is 0 if the update since was undone.
     `is_whole`: `rollout` has the rollouts of all processes.
     """
 
@@ -119,8 +119,7 @@ class Rollouts:
         early_wait, self._early_wait = self._early_wait, 0.0
         if in_flight is not None:
             rollout = in_flight.rollout.result()
-            staleness = rollout.staleness + in_flight.staleness
-            return rollout._replace(staleness=staleness, early_wait=early_wait)
+            return rollout._replace(staleness=in_flight.staleness, early_wait=early_wait)
         waiting = WaitingTimes()
         with waiting.call(DEVICE):
             environment = self.act(policies, False)._replace(times=waiting)
@@ -129,7 +128,7 @@ class Rollouts:
             method, questions, lambda: collect_shard(method, environment, questions, step)
         )
         forest = self._refill(forest, environment, step)
-        return Rollout(forest, environment.age, waiting.seconds())
+        return Rollout(forest, waiting.seconds())
 
     def _refill(self, forest: Forest, environment: Environment, step: int) -> Forest:
         """Adds rollouts of further questions in place of dead ones (a collective)."""
@@ -159,7 +158,7 @@ class Rollouts:
 
         def run() -> Rollout:
             forest = collect_shard(self.method, environment, questions, step)
-            return Rollout(forest, environment.age, waiting.seconds())
+            return Rollout(forest, waiting.seconds())
 
         rollout = self._pool.submit(run)
         self._in_flight = InFlight(step, state, questions, environment, rollout, waiting)
@@ -184,7 +183,7 @@ class Rollouts:
             environment = in_flight.environment._replace(times=waiting)
             forest = self._refill(forest, environment, in_flight.step)
             seconds = {cause: x + first.seconds[cause] for cause, x in waiting.seconds().items()}
-            whole.set_result(Rollout(forest, first.staleness, seconds))
+            whole.set_result(Rollout(forest, seconds))
         except Exception as error:  # any error belongs to the step, which comes later
             whole.set_exception(error)
         self._in_flight = in_flight._replace(rollout=whole, environment=None, is_whole=True)
@@ -220,7 +219,7 @@ class Rollouts:
             entries["forest"] = records.dumps(rollout.result().forest)
             # What could not be read would be an error of the resumed run, which comes too late.
             records.loads(entries["forest"])
-            entries["staleness"] = self._in_flight.staleness + rollout.result().staleness
+            entries["staleness"] = self._in_flight.staleness
         return entries
 
     def restore(self, entries: Mapping[str, Any], step: int) -> None:
@@ -232,7 +231,7 @@ class Rollouts:
         self.data.draw(len(forest.questions))
         rollout = Future[Rollout]()
         # Another process made them: this one waited for nothing.
-        rollout.set_result(Rollout(forest, 0, dict.fromkeys(CAUSES, 0.0)))
+        rollout.set_result(Rollout(forest, dict.fromkeys(CAUSES, 0.0)))
         self._in_flight = InFlight(
             *(step, entries["data"], forest.questions, None, rollout, WaitingTimes()),
             entries["staleness"],

@@ -133,6 +133,6 @@ def acting_environment(
     if handover is not None:
         samplers = handover.samplers(policies)
         sampler = PolicySampler({}, parts.tokenizer, job.shapes, samplers=samplers)
-        return parts.environment(sampler)._replace(age=handover.age)
+        return parts.environment(sampler)
     models = acting_models(policies, outlive_update=outlive_update)
     return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes))

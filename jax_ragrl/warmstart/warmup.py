@@ -67,7 +67,6 @@ class Warmup:
       prompt_loss_weight: loss weight of prompt tokens; targets have weight 1.
       log_every: steps per line of the log.
       save_every: steps between checkpoints for resuming; 0: only at the end of each stage.
-      known_world_seed: seed of the world whose famous facts are learned.
     """
 
     stages: tuple[Stage, ...]
@@ -80,7 +79,6 @@ class Warmup:
     prompt_loss_weight: NotNegative = 0.1
     log_every: Count = 50
     save_every: Natural = 50
-    known_world_seed: Seed = 0
 
 
 def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, WarmupTask]:
@@ -279,7 +277,7 @@ def _train(config: Warmup, task: WarmupTask, out: pathlib.Path) -> Decoder:
     ends = list(itertools.accumulate(stage.steps for stage in config.stages))
     transform = muon(config.learning_rate, ends[-1])
     take_step = jax.jit(functools.partial(sft_step, graph, transform), donate_argnums=0)
-    known_world = generate(config.known_world_seed)
+    known_world = generate(0)  # whose famous facts are learned
     # The last world of the range in `example_stream`, too far for a stage to reach.
     held_out = world_examples(task, tokenizer, config.stages[-1], known_world, 999_999)
     with open_unfinished(out, config.save_every) as unfinished:

@@ -113,18 +113,18 @@ SETTINGS = {
     "guard.update_kl.action": "off",
     "engine.weights": "gguf",
     "engine.dtype": "float32",
-    "engine.sync_every": 2,
     "engine.timeout": PATIENCE,
 }
 
 
 @contextlib.contextmanager
 def restarted(folder: pathlib.Path):
-    """The settings of a server that `engine.sync` starts; it is stopped in the end."""
+    """The settings of a server that `engine.sync` starts, and leaves as it is at step 1."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     pid_file = folder / "pid"
-    command = [sys.executable, llama_server.__file__, str(port), str(pid_file)]
+    start = shlex.join([sys.executable, llama_server.__file__, str(port), str(pid_file)])
+    command = ["sh", "-c", f'test "$1" = 1 || exec {start} "$0" "$1"']
     address = {"engine.base_url": f"http://127.0.0.1:{port}/v1"}
     try:
         yield address | {"engine.sync": shlex.join(command)}
@@ -133,14 +133,13 @@ def restarted(folder: pathlib.Path):
 
 
 def test_a_run_hands_its_weights_over_and_measures_what_is_left(tmp_path):
-    """Three steps of Search-R1 with an adapter; the second has rollouts that are one update old."""
+    """Three steps of Search-R1 with an adapter; the second has an engine with older weights."""
     with restarted(tmp_path) as address:
         settings = SETTINGS | address
         job = config_job("tiny/search_r1", settings)
         parts = build_components(job, tmp_path)
         policies = loop.train(job, parts, tmp_path)
         rows = read_metrics(tmp_path)
-        assert [row["staleness"] for row in rows] == [0, 1, 0]
         gaps = [row["sampler_gap/mean"] for row in rows]
         assert max(gaps[0], gaps[2]) < 1e-4 < 1e-2 < gaps[1]
         for row in rows:
@@ -158,4 +157,3 @@ def test_a_run_hands_its_weights_over_and_measures_what_is_left(tmp_path):
         ((new,),) = handover.samplers(policies)[name].start([asked], 1)()
         assert np.abs(old.logps - logps_of(decoder, asked, old)).max() > 1e-2
         np.testing.assert_allclose(new.logps, logps_of(decoder, asked, new), atol=TOLERANCE)
-        assert handover.age == 0

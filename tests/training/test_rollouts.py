@@ -163,7 +163,7 @@ def test_a_run_that_ends_early_makes_no_further_rollouts(trial, monkeypatch):
 def test_the_times_of_a_step_count_each_second_once():
     causes = {"device": 2.0, "llm": 3.0, "retriever": 0.5, "host": 0.25}
     laps = {"time/wait_rollout_s": 1.0, "time/rollout_s": 0.5, "time/train_s": 7.0}
-    metrics = Rollout(play(Tape(improvise)), 1, causes, early_wait=4.0).metrics(laps)
+    metrics = Rollout(play(Tape(improvise)), causes, 1, early_wait=4.0).metrics(laps)
     assert metrics == {
         "staleness": 1.0,
         **{f"time/wait_{cause}_s": seconds for cause, seconds in causes.items()},
