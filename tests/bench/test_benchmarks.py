@@ -55,11 +55,6 @@ def test_the_command_accepts_all_sizes(capsys):
     assert result["ungrouped"]["tokens"] == 48 and "grouped" not in result
 
 
-def test_an_unknown_model_size_is_named(capsys):
-    assert main(["bench", "train", "--shape", "qwen9"]) == 2
-    assert "no model size named 'qwen9'" in capsys.readouterr().err
-
-
 UNEQUAL = SampleWork("tiny", prompts=3, siblings=2, prompt=16, new=20, mean=5, batch=2)
 
 

@@ -14,7 +14,6 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.export import export, export_adapter, max_logit_difference
 from jax_ragrl.export import weights as export_module
@@ -299,11 +298,6 @@ def test_an_adapter_export_loads_on_the_same_base(tmp_path):
     assert (config["base_model_name_or_path"], config["revision"]) == ("somewhere/base", "v1")
     with pytest.raises(UserError, match="carries no adapter"):
         export_adapter(base, tmp_path / "again")
-
-
-def test_only_a_run_can_be_exported(tmp_path, capsys):
-    assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "give the --workdir of a run" in capsys.readouterr().err
 
 
 def test_an_export_with_other_logits_is_reported(tmp_path, monkeypatch):
