@@ -18,6 +18,18 @@ from tests.pods.cloud import write_script
 LAUNCH = pathlib.Path(__file__).parent.parent / "launch"
 
 
+def run(
+    *command: str | pathlib.Path, cwd: pathlib.Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command with these variables besides the environment's own."""
+    environment = os.environ | environ
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def path_with_stubs(folder: pathlib.Path) -> str:
+    return f"{folder / 'bin'}:{os.environ['PATH']}"
+
+
 @pytest.mark.parametrize(
     "codes, queued",
     [
@@ -34,16 +46,12 @@ def test_a_slurm_job_is_queued_again_three_times_and_after_each_preemption(tmp_p
     elsewhere = tmp_path / "spool" / "script"
     elsewhere.parent.mkdir()
     shutil.copy(LAUNCH / "slurm.sh", elsewhere)
-    slurm = {
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_ID": "7",
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-    }
+    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    slurm["PATH"] = path_with_stubs(tmp_path)
     for start, code in enumerate(codes):
         # Slurm's own count has preemptions at which it killed the job, too.
         own = slurm | {"CODE": str(code), "SLURM_RESTART_COUNT": str(5 + start)}
-        ran = subprocess.run([elsewhere, "train", "--workdir=runs/a b"], env=os.environ | own)
-        assert ran.returncode == code
+        assert run(elsewhere, "train", "--workdir=runs/a b", **own).returncode == code
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0].endswith("launch/ragrl.sh train --workdir=runs/a b")
     assert calls[1::2] == ["scontrol requeue 7"] * queued and len(calls) == len(codes) + queued
@@ -58,11 +66,8 @@ def resolved(
         told = f'[[ "$1" == *driver* ]] && echo {driver} || printf "%s\\n" {gpus}'
         write_script(folder / "bin" / "nvidia-smi", told)
     shutil.copytree(LAUNCH, folder / "launch", dirs_exist_ok=True)
-    here = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "RAGRL_DEVICE": "auto"}
     command = f'source "{folder}/launch/install.sh"; resolve_device {wanted}'
-    ran = subprocess.run(
-        ["bash", "-c", command], env=os.environ | here, capture_output=True, text=True
-    )
+    ran = run("bash", "-c", command, PATH=path_with_stubs(folder), RAGRL_DEVICE="auto")
     return ran.stdout.strip(), ran.stderr.strip()
 
 
@@ -105,13 +110,9 @@ def test_a_python_of_uv_is_used_if_the_others_are_too_old(tmp_path, name, line):
         write_script(tmp_path / "bin" / program, "\n".join(lines))
     new = tmp_path / "new python"
     write_script(new, "exit 0")
-    environ = os.environ | {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "NEW_PYTHON": str(new),
-        "PYTHON": "",
-    }
+    environ = {"PATH": path_with_stubs(tmp_path), "NEW_PYTHON": str(new), "PYTHON": ""}
     command = f'source "{tmp_path}/launch/install.sh"; find_python'
-    ran = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True)
+    ran = run("bash", "-c", command, **environ)
     assert ran.stdout.strip() == (str(new) if line == FIND else "")
     if line != FIND:
         assert "python3 (Python 3.10.12)" in ran.stderr and "uv python install 3.12" in ran.stderr
@@ -144,8 +145,7 @@ def test_arguments_are_passed_and_paths_refer_to_the_folder_of_the_caller(tmp_pa
     with (checkout / "launch" / "install.sh").open("a") as file:
         file.write("install_lock() { pwd >&2; }\n")  # installs nothing
     command = [f"../check out/launch/{name}", "--device", "cpu", "a b.py"]
-    environ = os.environ | {"RAGRL_VENV": str(venv)}
-    ran = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    ran = run(*command, cwd=folder, RAGRL_VENV=str(venv))
     assert ran.stderr.splitlines()[0] == str(checkout)  # the locks are in the checkout
     words = "a b.py|" if name == "ragrl.sh" else "quickstart|a b.py|"
     assert ran.stdout.splitlines() == [str(folder), words]
@@ -198,13 +198,8 @@ def test_an_environment_without_pip_gets_it_and_keeps_the_named_python(tmp_path,
     stamp.touch()
     for other, version in (("python-same", "3.12"), ("python-other", "3.13")):
         write_script(tmp_path / "bin" / other, f"echo {version}")
-    environ = os.environ | {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "PYTHON": name,
-        "RAGRL_VENV": "",
-    }
-    command = f'source "{tmp_path}/launch/install.sh"; make_venv'
-    ran = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True)
+    environ = {"PATH": path_with_stubs(tmp_path), "PYTHON": name, "RAGRL_VENV": ""}
+    ran = run("bash", "-c", f'source "{tmp_path}/launch/install.sh"; make_venv', **environ)
     healed = python.with_name("python.pip").exists() and not stamp.exists()
     assert (ran.returncode, healed) == ((1, False) if name == "python-other" else (0, True))
     assert ("not the Python that PYTHON=python-other names" in ran.stderr) == (not healed)
@@ -234,8 +229,7 @@ def test_every_device_that_is_named_is_installed(tmp_path):
     installer.write_text(f'{before}\ninstall_lock() {{ echo "$1"; }}\nif [[{main}')
 
     def told(*names: str) -> tuple[list[str], str]:
-        environ = os.environ | {"RAGRL_DEVICE": "cpu"}
-        ran = subprocess.run([installer, *names], env=environ, capture_output=True, text=True)
+        ran = run(installer, *names, RAGRL_DEVICE="cpu")
         return ran.stdout.split(), ran.stderr
 
     assert told()[0] == told("auto")[0] == ["cpu"]  # the meaning of `auto`
@@ -246,13 +240,8 @@ def test_every_device_that_is_named_is_installed(tmp_path):
 def test_scripts_find_their_checkout_whatever_cd_searches(tmp_path):
     shutil.copytree(LAUNCH, tmp_path / "checkout" / "launch")
     (tmp_path / "other" / "launch").mkdir(parents=True)
-    ran = subprocess.run(
-        ["bash", "-c", "source launch/install.sh; pwd"],
-        cwd=tmp_path / "checkout",
-        env=os.environ | {"CDPATH": str(tmp_path / "other")},
-        capture_output=True,
-        text=True,
-    )
+    environ = {"CDPATH": str(tmp_path / "other")}
+    ran = run("bash", "-c", "source launch/install.sh; pwd", cwd=tmp_path / "checkout", **environ)
     assert ran.stdout == f"{tmp_path / 'checkout'}\n"
     scripts = [file.read_text() for file in LAUNCH.glob("*.sh")]
     lines = [line for text in scripts for line in text.splitlines() if " cd " in f" {line}"]
