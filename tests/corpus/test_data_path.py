@@ -38,9 +38,6 @@ def test_an_address_has_the_form_of_fsspec(rest, revision, path):
 def test_another_address_is_refused_with_the_form(name):
     with pytest.raises(UserError, match="write hf://datasets/OWNER/NAME/PATH, or hf://datasets"):
         data_path(name)
-
-
-def test_a_data_set_of_a_name_that_the_hub_cannot_have_is_refused():
     with pytest.raises(UserError, match=r"the Hub can have no data set .*: correct the path or"):
         data_path("hf://datasets/owner/a--b/train.jsonl")
 

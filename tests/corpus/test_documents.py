@@ -88,19 +88,15 @@ def test_the_passages_of_a_pdf_are_its_pages(tmp_path):
     ]
 
 
-def test_a_pdf_that_cannot_be_read_is_named(tmp_path):
-    pytest.importorskip("pypdf")
-    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4 nothing")
-    with pytest.raises(UserError, match=r"a\.pdf: unreadable PDF"):
-        formats.load_passages(tmp_path)
-
-
 @pytest.mark.parametrize(
     "error", [NotImplementedError("a filter"), RecursionError(), KeyError("/W")]
 )
-def test_a_page_that_fails_in_any_way_is_an_error_that_names_its_file(tmp_path, monkeypatch, error):
+def test_a_pdf_or_page_that_fails_in_any_way_is_named(tmp_path, monkeypatch, error):
     pypdf = pytest.importorskip("pypdf")
     (tmp_path / "a.txt").write_text("fine", encoding="utf-8")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF-1.4 nothing")
+    with pytest.raises(UserError, match=r"b\.pdf: unreadable PDF"):
+        formats.load_passages(tmp_path)
     (tmp_path / "b.pdf").write_bytes(pdf(["one", "two"]))
     monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda _: (_ for _ in ()).throw(error))
     with pytest.raises(UserError, match=r"b\.pdf: unreadable PDF \(\S.*\): repair"):

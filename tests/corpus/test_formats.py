@@ -185,18 +185,15 @@ QUESTIONS = [
 ]
 
 
-def test_saved_questions_read_back_equal(tmp_path):
+def test_saved_questions_read_back_equal_and_metadata_of_the_same_name_are_refused(tmp_path):
     path = tmp_path / "q.jsonl"
     formats.save_questions(QUESTIONS, path)
     assert formats.load_questions(path) == QUESTIONS
     first = path.read_bytes()
     formats.save_questions(QUESTIONS, path)
     assert path.read_bytes() == first
-
-
-def test_metadata_that_would_be_overwritten_is_refused(tmp_path):
     with pytest.raises(UserError, match="rename"):
-        formats.save_questions([Question("1", "q?", (), metadata={"kind": "x"})], tmp_path / "q")
+        formats.save_questions([Question("1", "q?", (), metadata={"kind": "x"})], path)
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,16 @@ def test_the_famous_share_changes_neither_facts_nor_questions():
     )
 
 
-@pytest.mark.parametrize("size", [39, 1, 0, -5])
-def test_a_world_too_small_for_its_splits_is_refused(size):
-    with pytest.raises(UserError, match=f"size {size} is too small.*at least 40"):
-        generate(0, size)
+@pytest.mark.parametrize(
+    ("size", "outdated", "message"),
+    [(size, (), f"size {size} is too small.*at least 40") for size in (39, 1, 0, -5)]
+    + [(80, (x,), "cannot be out of date: use some of director") for x in ("year", "owner", "")],
+)
+def test_a_world_too_small_or_with_a_relation_that_cannot_change_is_refused(
+    size, outdated, message
+):
+    with pytest.raises(UserError, match=message):
+        generate(0, size, outdated_relations=outdated)
 
 
 def test_the_largest_advertised_world_size_works():
@@ -203,12 +209,6 @@ def test_other_relations_keep_the_world_as_it_was():
         if facts_of(passage.text) != facts_of(texts[passage.id].text)
     }
     assert different == {name for name, relation in same.source if relation == "mayor"}
-
-
-@pytest.mark.parametrize("relation", ["year", "owner", ""])
-def test_a_relation_that_cannot_change_is_refused(relation):
-    with pytest.raises(UserError, match="cannot be out of date: use some of director"):
-        generate(0, 80, outdated_relations=(relation,))
 
 
 if __name__ == "__main__":
