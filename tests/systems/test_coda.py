@@ -104,19 +104,16 @@ def test_an_executor_that_never_answers_returns_nothing(last):
 
 
 @pytest.mark.parametrize("last", [TASK, "hm"])
-def test_a_planner_out_of_turns_has_no_answer(last):
+def test_a_planner_without_an_answer_in_its_last_turn_is_out_of_turns(last):
     texts = {PLANNER: [TASK, last], EXECUTOR: [SEARCH, REFINED]}
     forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), texts)
     assert leaves_of(forest) == [(None, "Out of Turns")] and forest.unanswered_N.tolist()[-1]
     assert tape.log[-1] == ("planner",)
     faults = [r.parse_error for r in forest.records[-2:]]
     assert faults == (["", ""] if last == TASK else ["No Action", ""])
-
-
-def test_an_answer_in_the_last_turn_counts():
-    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
     system = dataclasses.replace(SYSTEM, max_turns=2, max_executor_turns=2)
-    assert leaves_of(talk(system, texts)[0]) == [("Ulm", "answered")]
+    answers = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
+    assert leaves_of(talk(system, answers)[0]) == [("Ulm", "answered")], "in the last turns"
 
 
 @pytest.mark.parametrize(

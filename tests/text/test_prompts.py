@@ -29,6 +29,10 @@ def test_a_style_with_a_slash_is_a_path(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["answer", "answer_direct", "document"])
-def test_the_real_systems_ask_their_reader_alike(name):
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("c3po_real", "mao_arag_real"), ("baselines", "c3po"), ("baselines_tiny", "c3po_tiny")],
+)
+def test_systems_that_are_compared_ask_their_reader_alike(one, other, name):
     """They share recorded replies, whose requests must be equal to the letter."""
-    assert template("c3po_real", name).template == template("mao_arag_real", name).template
+    assert template(one, name).template == template(other, name).template
