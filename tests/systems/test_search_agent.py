@@ -44,13 +44,10 @@ def test_one_context_contains_the_complete_search():
 
 def test_the_agents_differ_only_in_prompt_and_reward():
     starts = {}
-    agents = (executor.AUTOREFINE, executor.SEARCH_R1, executor.R1_SEARCHER)
-    for settings in (*agents, executor.RESEARCH, executor.AUTO_RAG):
-        system = dataclasses.replace(settings.system, style="coda_tiny", as_chat_turns=True)
-        settings = dataclasses.replace(settings, system=system)
-        recipe = executor.recipe(settings)
+    for kind in executor.KINDS:
+        recipe = executor.recipe(executor.Settings(dataclasses.replace(SYSTEM, kind=kind)))
         forest, tape = talk(recipe.system, {AGENT: [SEARCH, REFINED]})
-        starts[system.kind] = (tape.contexts[0][1].split()[0], float(recipe.reward(forest)[-1]))
+        starts[kind] = (tape.contexts[0][1].split()[0], float(recipe.reward(forest)[-1]))
     assert starts == {
         "autorefine": ("search", pytest.approx(0.1)),
         "search_r1": ("look", 0.0),

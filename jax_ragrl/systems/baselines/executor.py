@@ -155,8 +155,6 @@ class Settings:
 # The published settings; each number of turns includes the last one.
 AUTOREFINE = Settings(SearchAgent("autorefine", max_turns=6))
 SEARCH_R1 = Settings(SearchAgent("search_r1", max_turns=3, max_tokens=500))
-R1_SEARCHER = Settings(SearchAgent("r1_searcher"), rollouts=16)
-RESEARCH = Settings(SearchAgent("research"))
 AUTO_RAG = Settings(SearchAgent("auto_rag", max_turns=11, max_tokens=200))
 
 
