@@ -80,20 +80,18 @@ def check_experiment(file: pathlib.Path, folder: pathlib.Path) -> None:
         assert not strategy or fixed_strategy(job, strategy)
 
 
-@pytest.mark.parametrize("name", ["coda", "search_r1", "real/mmoa_rag", "real/opera"])
-def test_the_gain_of_any_system_over_its_warm_start_is_an_experiment(name, tmp_path):
-    file = CONFIGS / "experiments" / f"gains.py:{name}"
+GAINS = [f"gains.py:{x}" for x in ("coda", "search_r1", "real/mmoa_rag", "real/opera")]
+SYSTEMS = ("c3po:roles", "mao_arag", "mmoa_rag:roles", "coda:roles", "opera:roles", "search_r1")
+
+
+@pytest.mark.parametrize("name", GAINS + [f"real.py:{system}" for system in SYSTEMS])
+def test_the_gain_of_any_system_over_one_warm_start_is_an_experiment(name, tmp_path):
+    """From its own warm start, or with training and imitation from one policy."""
+    file = CONFIGS / "experiments" / name
     check_experiment(file, tmp_path)
     arms = load_experiment(file).arms.values()
     starts = [pathlib.Path(arm.warm_up or arm.sft) for arm in arms if arm.warm_up or arm.sft]
     assert len({*starts}) <= 1 and all((CONFIGS.parent / start).is_file() for start in starts)
-
-
-@pytest.mark.parametrize(
-    "name", ["c3po:roles", "mao_arag", "mmoa_rag:roles", "coda:roles", "opera:roles", "search_r1"]
-)
-def test_training_and_imitation_from_one_policy_is_an_experiment(name, tmp_path):
-    check_experiment(CONFIGS / "experiments" / f"real.py:{name}", tmp_path)
 
 
 def test_the_roles_of_an_expert_can_be_overridden():
