@@ -232,7 +232,7 @@ COMPRESSED = "is written uncompressed: give a name without ."
         ("evaluate --questions q --out x.gz", COMPRESSED),
         (f"warmup pool --config={CONFIG.with_name('coda.py')} --out o", "a pool is for opera"),
         ("export r --out o --public", "give --push-to OWNER/NAME"),
-        ("export none --out o", "give the --workdir of a run"),
+        ("export . --out o", "give the --workdir of a run"),
         ("bench train --shape qwen9", "no model size named 'qwen9'"),
         ("report none --serve", "is not a folder: start the run first"),
         *(
