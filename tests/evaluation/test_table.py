@@ -110,16 +110,12 @@ def test_no_action_is_truncated(name):
         )
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_a_table_allows_the_tokens_of_training(name):
-    job = config_job(f"tiny/{name}")
-    assert max(r.sampling.max_tokens for r in job.recipe.system.roles.values()) <= TINY_NEW_TOKENS
-
-
 @pytest.mark.parametrize("style", ["tiny", "full"])
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_table_allows_the_contexts_of_training(monkeypatch, name, style):
+def test_a_table_allows_the_contexts_and_tokens_of_training(monkeypatch, name, style):
     values = config_values(f"tiny/{name}" if style == "tiny" else name)
+    roles = config_job(f"tiny/{name}").recipe.system.roles.values()
+    assert max(role.sampling.max_tokens for role in roles) <= TINY_NEW_TOKENS
     longest = max(values["shapes"]["prompt_lengths"])
     model = nnx.merge(*policy()), tokenizer()
     monkeypatch.setattr(assemble, "load_policy", lambda *_: model)
