@@ -51,6 +51,9 @@ class Used(NamedTuple):
 # receives the reply to an effect, a tuple of replies to several effects, and None for a note.
 Steps = Generator[Effect | tuple[Any, ...], Any, Any]
 AnyNote = TypeVar("AnyNote", bound=tuple[Any, ...])
+# Replies in one rollout, and notes before one effect: steps with more never end, and would cost a
+# language model's price each.
+MOST = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +141,9 @@ class Execution:
     def advance(self, reply: Reply | tuple[Reply, ...]) -> Execution:
         """Returns the execution after a reply; after a tuple of replies to several effects."""
         state, steps, self._steps = self.state, self._steps, None
+        if len(state.replies) == MOST:
+            name = f"{type(self._system).__name__}.steps"
+            raise _endless(name, f"replies, the last to {self.effects[-1]!r:.80},")
         if steps is None:
             steps = _started(self._system, state.question)
             for earlier in (None, *state.replies):
@@ -183,6 +189,8 @@ def _next_effects(
             value = steps.send(reply)
             while not isinstance(value, Effect) and hasattr(value, "_fields"):
                 notes.append(value)
+                if len(notes) > MOST:
+                    raise _endless(name, f"notes, the last {value!r:.80},")
                 value = next(steps)
         except StopIteration:
             raise UserError(
@@ -197,6 +205,12 @@ def _next_effects(
         f"{name} yielded {value!r:.80}, which a rollout cannot perform: yield an effect with the "
         "fields that jax_ragrl.rollout.effects describes, a tuple of effects other than Done, or a "
         "note such as Fault"
+    )
+
+
+def _endless(name: str, what: str) -> UserError:
+    return UserError(
+        f"{name} had {MOST} {what} without Done: end it after a number of turns of your own"
     )
 
 

@@ -122,6 +122,15 @@ def test_steps_without_an_answer_are_refused_and_missing_members_named():
         check_members(SimpleNamespace(roles={}, start=0))
 
 
+@pytest.mark.parametrize("value", [Fault("x"), Search("a", 1), (Search("a", 1), Search("b", 1))])
+def test_steps_that_never_end_are_named(value):
+    system = SimpleNamespace(steps=lambda question: (x for x in itertools.repeat(value, 3000)))
+    with pytest.raises(UserError, match="had 1000 (notes|replies), the last .* without Done"):
+        run = Execution(system, ANN)
+        while True:
+            run = run.advance(HITS)
+
+
 ROLE = Role("r", ParsedAction)
 FAULTY_SAMPLING = [Sampling(-1.0), Sampling("hot"), Sampling(1.0, 0.0), Sampling(1.0, 1.0, 0)]
 
