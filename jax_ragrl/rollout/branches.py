@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.effects import CallLLM, CallTool, Done, Generate, Search
-from jax_ragrl.rollout.expand import Expander, Growth
+from jax_ragrl.rollout.expand import Expander, Growth, Tree
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action, parse_action
 from jax_ragrl.rollout.system import Execution, Reply, System, before_last_reply
 from jax_ragrl.rollout.tools import ToolResult
@@ -90,6 +90,14 @@ class Nodes:
     records: list[Record] = dataclasses.field(default_factory=list)
     places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        forced = self.expander.forced_actions if isinstance(self.expander, Tree) else ()
+        if unknown := [role for role in forced if role not in self.system.roles]:
+            raise UserError(
+                f"the expander forces actions of role {unknown[0]!r}, which this system does not "
+                f"have: use some of {', '.join(self.system.roles) or 'none'}"
+            )
 
     def sort(self) -> None:
         """Sorts the nodes by round and by place, in whatever order their branches advanced."""

@@ -251,8 +251,8 @@ def check_members(system: Any) -> None:
     if not (isinstance(roles, Mapping) and all(map(_is_role, roles, roles.values()))):
         raise UserError(
             f"the roles of the system {type(system).__name__} are {roles!r:.200}: make them a "
-            f"mapping from names, printable and not {LEAF!r}, to Role, whose Sampling has a "
-            "temperature from 0, top_p above 0 to 1 and max_tokens from 1"
+            f"mapping from names, printable and not {LEAF!r}, to the Role of that name, whose "
+            "Sampling has a temperature from 0, top_p above 0 to 1 and max_tokens from 1"
         )
 
 
@@ -262,5 +262,7 @@ def _is_role(name: Any, role: Any) -> bool:
         return False
     match role.sampling:
         case (float() | int() as temperature, float() | int() as top_p, int() as tokens):
-            return name not in ("", LEAF) and temperature >= 0 < top_p <= 1 <= tokens
+            # The learner finds a grammar by the name of its role, the rollout by the mapping's.
+            is_named = name == role.name and name not in ("", LEAF)
+            return is_named and temperature >= 0 < top_p <= 1 <= tokens
     return False

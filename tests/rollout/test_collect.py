@@ -8,7 +8,7 @@ import pytest
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.branches import Branch
 from jax_ragrl.rollout.collect import ActionRequest, collect
-from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.rollout.expand import Branching, ForcedAction, Tree
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import TOO_LONG, ParsedAction, Role
@@ -199,6 +199,9 @@ def test_an_action_of_a_role_that_the_system_lacks_is_named():
 
     with pytest.raises(UserError, match="Generate of role 'router', but has the roles none: add"):
         collect(Lacking(), twice, [ANN], Tape({}).environment())
+    misspelled = Tree(forced_actions={"ruoter": (ForcedAction("[Retrieval] a"),)})
+    with pytest.raises(UserError, match="forces actions of role 'ruoter'.* some of router, "):
+        collect(system(), misspelled, [ANN], Tape({}).environment())
 
 
 @pytest.mark.parametrize("route, kind", [("[No Retrieval]", "str"), ("[Retrieval] a", "Hits")])

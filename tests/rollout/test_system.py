@@ -139,7 +139,8 @@ FAULTY_SAMPLING = [Sampling(-1.0), Sampling("hot"), Sampling(1.0, 0.0), Sampling
     "roles",
     [
         *(None, [ROLE], lambda: {"r": ROLE}, {"r": "role"}),
-        *({name: ROLE} for name in ("", "leaf", "a\nb", 1)),
+        *({name: Role(name, ParsedAction)} for name in ("", "leaf", "a\nb", 1)),
+        {"other": ROLE},
         *({"r": Role("r", ParsedAction, x)} for x in FAULTY_SAMPLING),
     ],
 )
