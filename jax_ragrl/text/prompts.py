@@ -27,20 +27,30 @@ def _folder(style: str) -> Traversable:
 
 @functools.cache
 def template(style: str, name: str) -> string.Template:
-    """Returns the template `<name>.txt` of a style; raises `UserError` if there is none."""
+    """Returns the template `<name>.txt` of a style; `UserError` if it is missing or empty."""
     file = _folder(style) / f"{name}.txt"
     if not file.is_file():
         raise UserError(
             f"no prompt {name!r} in style {style!r}: create {file}, or use another style"
         )
-    # Editors end a file with a line break, which is not part of the prompt.
-    return string.Template(file.read_text(encoding="utf-8").rstrip("\n"))
+    try:
+        # Editors end a file with a line break, and some begin it with a mark of its encoding; they
+        # are not part of the prompt.
+        text = file.read_text(encoding="utf-8-sig").rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"prompt {file} is not UTF-8 ({error.reason}): convert it") from error
+    if not text.strip():
+        raise UserError(f"prompt {file} is empty: write the prompt into it")
+    return string.Template(text)
 
 
 def fill(style: str, name: str, /, **values: object) -> str:
-    """Returns a template with its placeholders filled; `UserError` if it has others."""
+    """Returns a template with its placeholders filled; `UserError` if it has others, or none."""
+    source = template(style, name)
     try:
-        return template(style, name).substitute(values)
+        if values and "$" not in source.template:
+            raise ValueError("it has no placeholder")
+        return source.substitute(values)
     except (KeyError, ValueError) as error:
         names = ", ".join(f"${key}" for key in values) or "no placeholder"
         raise UserError(
@@ -106,7 +116,8 @@ def separator(style: str) -> str:
 def parse_passages(style: str, prompt: str, *, form: str = "document") -> list[tuple[str, str]]:
     """Returns the (title, text) pairs that `format_passages` wrote into a prompt, in order."""
     # The template is its own grammar: each placeholder becomes a group of the pattern.
-    line = re.escape(template(style, form).template)
-    for name, group in (("number", r"\d+"), ("title", "(.*?)"), ("text", "(.*)")):
-        line = line.replace(re.escape(f"${name}"), group)
+    marks = {"number": ("\0", r"\d+"), "title": ("\1", "(.*?)"), "text": ("\2", "(.*)")}
+    line = re.escape(fill(style, form, **{name: mark for name, (mark, _) in marks.items()}))
+    for mark, group in marks.values():
+        line = line.replace(mark, group)
     return re.findall(f"^{line}$", prompt, re.MULTILINE)
