@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError, UserError, one_each
+from jax_ragrl.json_text import HALF
 from jax_ragrl.runtime.records import declare
 from jax_ragrl.text.thoughts import spoken_text
 from jax_ragrl.types import LLMRequest
@@ -31,14 +32,25 @@ class MeteredReply(str):
 
 
 def without_thoughts(replies: Sequence[str | EffectError]) -> list[str | EffectError]:
-    """Removes the reasoning of models that think from their replies, not from their counts."""
+    """Removes the reasoning of models that think from their replies, not from their counts.
+
+    Half a surrogate pair, as of a text that was cut within a character, becomes U+FFFD.
+    """
     return [
         reply if isinstance(reply, EffectError) else _without_thought(reply) for reply in replies
     ]
 
 
+def ask(llm: FrozenLLM, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
+    """Returns the reply of a model to each request, `without_thoughts`; `UserError` for others."""
+    # A model of a user need not accept an empty batch.
+    return without_thoughts(
+        one_each(llm, llm.complete(requests), requests, str) if requests else []
+    )
+
+
 def _without_thought(reply: str) -> str:
-    text = spoken_text(reply)
+    text = HALF.sub("\ufffd", spoken_text(reply))
     if text == reply:
         return reply
     if isinstance(reply, MeteredReply):

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.json_text import loads_or_none
-from jax_ragrl.llm.base import FrozenLLM, without_thoughts
+from jax_ragrl.llm.base import FrozenLLM, ask
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import LLMRequest, Message, Question
 
@@ -58,7 +58,7 @@ def judge_answers(
         prompt = user_turn("judge", "judge", **values, prediction=answer or "")
         requests.append(LLMRequest("judge", prompt) if answer else None)
     distinct = list(dict.fromkeys(request for request in requests if request is not None))
-    replies = without_thoughts(judge.complete(distinct)) if distinct else []
+    replies = ask(judge, distinct)
     replied = dict(zip(distinct, replies, strict=True))
     unread = [request for request, reply in replied.items() if _verdict(reply) is None]
     if unread:
@@ -70,7 +70,7 @@ def judge_answers(
             request._replace(messages=(*request.messages, turn, *order))
             for request, turn in zip(unread, turns, strict=True)
         ]
-        again = without_thoughts(judge.complete(further))
+        again = ask(judge, further)
         replied |= dict(zip(unread, again, strict=True))
     verdicts = {request: _verdict(reply) for request, reply in replied.items()}
     return [

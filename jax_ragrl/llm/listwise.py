@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM, without_thoughts
+from jax_ragrl.llm.base import FrozenLLM, ask
 from jax_ragrl.retrieval.rerank import Pair
 from jax_ragrl.runtime.dispatch import is_on_device
 from jax_ragrl.text.prompts import user_turn
@@ -95,7 +95,7 @@ class ListwiseReranker:
         """Orders one window per query, in place; a query whose request failed gets the error."""
         live = [(q, order, w) for q, w in places.items() if isinstance(order := orders[q], list)]
         requests = [self._request(*pairs[q], order[window]) for q, order, window in live]
-        replies = without_thoughts(self.llm.complete(requests)) if requests else []
+        replies = ask(self.llm, requests)
         for (q, order, window), reply in zip(live, replies, strict=True):
             if isinstance(reply, EffectError):
                 orders[q] = reply

@@ -43,8 +43,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
-from jax_ragrl.errors import EffectError, UserError, one_each
-from jax_ragrl.llm.base import FrozenLLM, without_thoughts
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.base import FrozenLLM, ask
 from jax_ragrl.llm.judge import judge_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.branches import Branch, EffectReply, Nodes
@@ -367,7 +367,7 @@ class Scheduler:
         requests = [effect.request._replace(seed=seed) for effect, seed in calls]
         try:
             with self.environment.call(llm := self.environment.llm, LLM):
-                return without_thoughts(one_each(llm, llm.complete(requests), requests, str))
+                return ask(llm, requests)
         except EffectError as error:
             return [error] * len(requests)
 

@@ -30,7 +30,7 @@ import tokenizers
 import transformers
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.json_text import read_object
+from jax_ragrl.json_text import HALF, read_object
 from jax_ragrl.text.automaton import TokenAutomaton, compile_regex
 from jax_ragrl.text.chat_template import render
 from jax_ragrl.text.prefix_space import ALWAYS, NEVER, prefix_scheme, without_prefix
@@ -186,7 +186,11 @@ class ChatTokenizer:
 
     def _encode(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
         # A batch runs without Python's lock, and the `fast` variant skips the offsets of tokens.
-        return self._content.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            return self._content.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:  # half a surrogate pair, which code of a user may return
+            whole = [HALF.sub("\ufffd", text) for text in texts]
+            return self._content.encode_batch_fast(whole, add_special_tokens=False)
 
     def vocabulary(self) -> dict[str, int]:
         return self._hf.get_vocab()

@@ -1,11 +1,12 @@
 """A listwise reranker follows the order in a reply, whatever surrounds it."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.listwise import ListwiseReranker, parse_order, windows
 from jax_ragrl.types import Passage
 
@@ -86,6 +87,9 @@ def test_a_query_whose_request_failed_has_the_error():
         [("fail", passages(1, 2)), ("x", passages(1, 2))]
     )
     assert isinstance(failed, EffectError) and good.tolist() == [0.5, 1.0]
+    wrong = SimpleNamespace(complete=lambda requests: [b"2 > 1"])
+    with pytest.raises(UserError, match="returned a reply of type bytes for 1 requests"):
+        ListwiseReranker(wrong).scores_of([("x", passages(1, 2))])
 
 
 def test_an_order_in_the_reasoning_of_a_model_is_not_its_order():

@@ -108,8 +108,9 @@ def test_systems_and_judges_read_replies_without_reasoning_which_is_still_counte
     judge = Tape({}, replies={"judge": "<think>Is it true?</think>False"})
     question = Question("q", "Where?", ("Ulm",))
     assert grade_answers(judge, [question], ["Rom"]).tolist() == [0.0]
-    (reply,) = without_thoughts([MeteredReply(f"{BLOCK}Ulm", 3, 9)])
-    assert reply == "Ulm" and (reply.prompt_tokens, reply.completion_tokens) == (3, 9)
+    for text in (f"{BLOCK}Ulm\ufffd", "Ulm\ud83d"):
+        (reply,) = without_thoughts([MeteredReply(text, 3, 9)])
+        assert reply == "Ulm\ufffd" and (reply.prompt_tokens, reply.completion_tokens) == (3, 9)
 
 
 def test_a_local_models_reply_begins_with_the_block_that_its_prompt_opens(monkeypatch):

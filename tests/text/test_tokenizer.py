@@ -18,7 +18,7 @@ from tests.model_folders import TAGS, base_model, model_folder, sentence_pieces,
 TEXTS = ["route Question: Who directed the film?", "Thought: done Action: [Retrieval] director"]
 SPECIAL = (PAD, START, END)
 
-# Text that comes close to control tokens, and any other. UTF-8 knows no lone surrogates.
+# Text that comes close to control tokens, and any other.
 CONTENT = st.text() | st.lists(
     st.sampled_from(
         [*SPECIAL, "<|", "|>", "im_end", "<|im_", "end|>", "\n", "assistant", " x", "é"]
@@ -45,9 +45,10 @@ def special_ids(hf) -> set[int]:
 
 
 @hypothesis.given(text=CONTENT)
+@hypothesis.example(text="cut \ud83d")
 def test_content_never_yields_a_control_token_and_is_decoded(tokenizer, special_ids, text):
     assert not special_ids & set(tokenizer.encode(text))
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text.replace("\ud83d", "\ufffd")
 
 
 class Counting:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM, without_thoughts
+from jax_ragrl.llm.base import FrozenLLM, ask
 from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.prompts import question_turn
@@ -127,7 +127,7 @@ def rationale_examples(
         for question, documents in contexts
     ]
     requests = [LLMRequest("explain", prompt, RATIONALE) for prompt in prompts]
-    replies = without_thoughts(writer.complete(requests))
+    replies = ask(writer, requests)
     examples = []
     for (question, documents), reply in zip(contexts, replies, strict=True):
         answer, is_error = question.answers[0], isinstance(reply, EffectError)
