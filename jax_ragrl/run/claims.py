@@ -24,12 +24,13 @@ from jax_ragrl.run.models import initial_models, policy_folder
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import all_gather_object, is_process_zero, on_process_zero
 from jax_ragrl.runtime.revision import versions
+from jax_ragrl.text.prompts import conversations
 from jax_ragrl.text.tokenizer import tokenizer_checksum
 from jax_ragrl.types import Question
 
 VERSIONS = "versions.json"
 BASES, TOKENIZERS, FROZEN = "bases.json", "tokenizers.json", "frozen.json"
-SEARCH_MODELS, FILES = "search_models.json", "files.json"
+SEARCH_MODELS, FILES, PROMPTS = "search_models.json", "files.json", "prompts.json"
 DECISIONS = "decisions.jsonl"  # of an audit of credit, see `bench.credit`
 COMPILERS = ("jax", "jaxlib")  # another version of them may compile other arithmetic
 
@@ -170,10 +171,11 @@ def local_models(*llms: LLM) -> list[str]:
 def claim_models(
     job: Job, workdir: pathlib.Path, *, is_reader: bool = False, is_trained: bool = True
 ) -> None:
-    """Records what a run takes from its models and the files of its recipe, not from checkpoints.
+    """Records what a run takes from its models, prompts and files, and not from checkpoints.
 
     These are the tokenizers and chat templates of its policies, the weights below its adapters (of
-    a policy that is not trained, all weights), and the weights of its frozen language models.
+    a policy that is not trained, all weights), the weights of its frozen language models, and the
+    prompts of its styles.
     `UserError` if the results in `workdir` were made with others: a folder may be written again,
     and a branch on the Hub may move, under an unchanged config. A reader compares what it reads,
     and records nothing.
@@ -195,6 +197,11 @@ def claim_models(
     if job.recipe.files and not is_reader:
         now = [f"{zlib.crc32(pathlib.Path(x).read_bytes()):08x}" for x in job.recipe.files]
         claims.append((FILES, "the files", "config.recipe", now))
+    if not is_reader:
+        styles = sorted({job.recipe.system.style, job.recipe.evaluation_system.style})
+        sums = {style: zlib.crc32(repr(conversations(style)).encode()) for style in styles}
+        now = [f"{style} {value:08x}" for style, value in sums.items()]
+        claims.append((PROMPTS, "the prompts", "the folder of their style", now))
     for file, what, key, now in claims:
         remedy = f"restore them in {key}, or train in another folder"
         _claim(workdir / file, now, what, remedy, is_reader=is_reader)

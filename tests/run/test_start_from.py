@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import shutil
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from jax_ragrl.run.claims import BASES, FROZEN, TOKENIZERS, claim_models
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.load import load_job
 from jax_ragrl.run.start_from import check_adapters, start_policies
+from jax_ragrl.text import prompts
 from jax_ragrl.training import loop
 from tests.tiny import saved_policy
 from tests.training.test_outage import ROLL_OUT, roll_out_nothing, small_run, small_values
@@ -108,14 +110,19 @@ def test_a_run_keeps_its_tokenizers_and_frozen_models(tmp_path, monkeypatch, fil
         trained_policies(job, parts.policies, run)
 
 
-def test_a_run_keeps_the_files_of_its_recipe(tmp_path):
+def test_a_run_keeps_the_files_of_its_recipe_and_its_prompts(tmp_path):
     """A pool of experts, which each step imitates, may be written again under its name."""
-    pool = tmp_path / "pool.jsonl"
+    pool, style = tmp_path / "pool.jsonl", tmp_path / "mine"
     pool.touch()
+    shutil.copytree(pathlib.Path(prompts.__file__).parent / "prompts" / "opera_tiny", style)
     config, off = (
         load_config(
             OPERA,
-            [f"--config.recipe.expert_pool={pool}", f"--config.recipe.expert.when={when}"],
+            [
+                f"--config.recipe.expert_pool={pool}",
+                f"--config.recipe.expert.when={when}",
+                f"--config.recipe.system.style={style}",
+            ],
         )
         for when in ("always", "off")
     )
@@ -125,6 +132,10 @@ def test_a_run_keeps_the_files_of_its_recipe(tmp_path):
     claim_models(load_job(off), tmp_path)
     with pytest.raises(UserError, match=r"begun with the files .*config\.recipe"):
         claim_models(load_job(config), tmp_path)
+    (style / "plan.txt").write_text("Plan: $question")
+    prompts.template.cache_clear()  # as in another process
+    with pytest.raises(UserError, match=r"begun with the prompts \S+mine \w+ \(prompts\.json\)"):
+        claim_models(load_job(off), tmp_path)
 
 
 def test_an_interrupted_quickstart_keeps_the_weights_of_its_baselines(tmp_path, monkeypatch):
