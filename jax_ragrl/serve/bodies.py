@@ -54,7 +54,10 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def excerpt(value: Any) -> str:
     """The first characters of a value, for a message."""
-    text = json.dumps(value[:60] if isinstance(value, list | str) else value)
+    try:
+        text = json.dumps(value[:60] if isinstance(value, list | str) else value)
+    except RecursionError:  # the encoder has a lower limit than the parser
+        text = "a value of too many levels"
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

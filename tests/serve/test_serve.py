@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from jax_ragrl.cli.main import main
@@ -26,7 +27,14 @@ from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.serve import app
 from jax_ragrl.serve.access import Settings
 from jax_ragrl.serve.app import Limits, application
-from jax_ragrl.serve.bodies import MAX_BYTES, MAX_CHARACTERS, MAX_MARKS, MAX_QUERIES, MAX_TOP_K
+from jax_ragrl.serve.bodies import (
+    MAX_BYTES,
+    MAX_CHARACTERS,
+    MAX_MARKS,
+    MAX_QUERIES,
+    MAX_TOP_K,
+    parse_question,
+)
 from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Question
@@ -276,6 +284,14 @@ def test_a_bad_request_is_refused_with_a_reason(http, path, body, status, messag
     content = body if isinstance(body, bytes) else json.dumps(body)
     reply = http.post(path, content=content, headers={"Content-Type": "application/json"})
     assert reply.status_code == status and message in reply.json()["error"]["message"]
+
+
+def test_a_value_of_more_levels_than_json_can_be_written_with_is_refused():
+    deep: list[Any] = []
+    for _ in range(100_000):  # the parser accepts some more than the encoder
+        deep = [deep]
+    with pytest.raises(HTTPException, match="question is a value of too many levels: give a text"):
+        parse_question(deep)
 
 
 @pytest.fixture(scope="module")
