@@ -31,6 +31,8 @@ def add_report(command: AddCommand) -> None:
     sub = command("report", run_report, summary)
     folders = "folder of a run or of a table; several: their predictions side by side"
     sub.add_argument("folders", nargs="+", type=local, metavar="FOLDER", help=folders)
+    out = "folder of the pages (default: the first FOLDER)"
+    sub.add_argument("--out", type=local, help=out)
     live = "serve both pages instead of writing them: they follow the run while it trains"
     sub.add_argument("--serve", action="store_true", help=live)
     sub.add_argument(
@@ -159,10 +161,13 @@ def run_report(options: argparse.Namespace) -> None:
 
         return serve_report(options.folders, options.port)
     first = options.folders[0]
+    out = options.out or first
+    if options.out:
+        out.mkdir(parents=True, exist_ok=True)
     has_rows = len(options.folders) > 1 or has_pages(first)
     # A table has predictions alone, a run that has not answered yet metrics alone.
     if (first / METRICS).exists() or not has_rows:
-        print(build_report(first))
+        print(build_report(first, out))
     elif (first / "checkpoints").is_dir():
         warnings.warn(
             f"{first / METRICS} is missing, so that there is no report of this run: restore the "
@@ -170,7 +175,7 @@ def run_report(options: argparse.Namespace) -> None:
             stacklevel=2,
         )
     if has_rows:
-        print(build_explorer(options.folders, first / "explorer.html"))
+        print(build_explorer(options.folders, out / "explorer.html"))
 
 
 def run_evaluate(options: argparse.Namespace) -> None:

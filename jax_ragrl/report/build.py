@@ -118,16 +118,17 @@ class Live(NamedTuple):
         return base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode()
 
 
-def build_report(workdir: pathlib.Path) -> pathlib.Path:
-    """Writes `workdir/report.html`: one file without scripts or external resources.
+def build_report(workdir: pathlib.Path, out: pathlib.Path | None = None) -> pathlib.Path:
+    """Writes `out/report.html`: one file without scripts or external resources; returns its path.
 
+    `out`, which must exist, is by default the folder of the run itself.
     Reads `metrics.jsonl` (one flat object per step). `summary.json` and `trees.jsonl` (one
     `{"step", "trees"}` per line, with trees of `rollout.trace.trees`) may be missing. `UserError`
     if the metrics are missing, or a file cannot be read.
     """
     workdir = pathlib.Path(workdir)
     page = render(load_run(workdir))
-    target = workdir / "report.html"
+    target = (out or workdir) / "report.html"
     # Texts of documents and models may hold lone surrogates, which UTF-8 cannot encode.
     write_text(target, page, errors="replace")
     return target

@@ -156,6 +156,13 @@ def test_a_run_without_an_evaluation_has_an_explorer_of_its_trees_and_lost_metri
     with pytest.warns(UserWarning, match="metrics.jsonl is missing, so that there is no report"):
         assert main(["report", str(tmp_path)]) == 0
     assert "report.html" not in capsys.readouterr().out
+    run, out = tmp_path / "run", tmp_path / "pages" / "of-run"  # of a run that may only be read
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 1.0}\n')
+    (run / "trees.jsonl").write_bytes((tmp_path / "trees.jsonl").read_bytes())
+    assert main(["report", str(run), f"--out={out}"]) == 0
+    assert {x.name for x in out.iterdir()} == {"report.html", "explorer.html"}
+    assert {x.name for x in run.iterdir()} == {"metrics.jsonl", "trees.jsonl"}
 
 
 def test_texts_are_cut_until_the_page_is_small_enough(tmp_path, monkeypatch):
