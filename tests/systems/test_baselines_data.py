@@ -226,5 +226,5 @@ def test_half_of_the_nearest_questions_decide_to_search_and_without_any_skr_sear
 def test_skr_searches_where_retrieval_helped(text, purposes):
     tape = Tape({})
     skr = SKR(STYLE, 2, neighbors_of([0, 0, 1, 1, 0], [1, 1, 0, 0, 0]))
-    collect(skr, PAPER, [dataclasses.replace(ANN, text=text)], tape.environment())
+    collect(skr, single_chain, [dataclasses.replace(ANN, text=text)], tape.environment())
     assert [entry[0] for entry in tape.log] == purposes
