@@ -29,6 +29,7 @@ VALUE = {"A": 0.8, "B": 0.2}
 class TwoRoles:
     """The first role chooses a chance, the second draws against it."""
 
+    style = "c3po_tiny"
     roles = {name: Role(name, ParsedAction) for name in ("first", "second")}
 
     def steps(self, question: Question):
