@@ -43,10 +43,9 @@ def without_thoughts(replies: Sequence[str | EffectError]) -> list[str | EffectE
 
 def ask(llm: FrozenLLM, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
     """Returns the reply of a model to each request, `without_thoughts`; `UserError` for others."""
-    # A model of a user need not accept an empty batch.
-    return without_thoughts(
-        one_each(llm, llm.complete(requests), requests, str) if requests else []
-    )
+    if not requests:  # a model of a user need not accept an empty batch
+        return []
+    return without_thoughts(one_each(llm, llm.complete(requests), requests, str))
 
 
 def _without_thought(reply: str) -> str:
