@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.caches import draft_file
 from jax_ragrl.types import Hits, Passage
 
@@ -40,8 +41,18 @@ def run_lines(query_id: str, hits: Hits, tag: str) -> Iterator[str]:
 
 
 def write_run(path: pathlib.Path, rankings: Iterable[tuple[str, Hits]], tag: str) -> None:
-    """Writes a run file of (query id, hits) pairs; its folder is created if it is missing."""
+    """Writes a run file of (query id, hits) pairs; its folder is created if it is missing.
+
+    `UserError` if two ids of queries or of passages would be one column.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    queries, passages = dict[str, str](), dict[str, str]()
     with draft_file(path) as draft, draft.open("w", encoding="utf-8") as file:
         for query_id, hits in rankings:
+            for ids, id in ((queries, query_id), *((passages, p.id) for p in hits.passages)):
+                if (other := ids.setdefault(column(id), id)) != id:
+                    raise UserError(
+                        f"{path}: the ids {other!r} and {id!r} would both be {column(id)!r}, since "
+                        "a run file has no white space within an id: rename one of them"
+                    )
             file.writelines(run_lines(query_id, hits, tag))

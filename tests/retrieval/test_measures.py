@@ -95,6 +95,10 @@ def test_a_run_file_has_six_columns_whatever_the_ids_are(tmp_path):
     lines = (tmp_path / "new" / "a.trec").read_text().splitlines()
     assert lines == ["q_1 Q0 New_York 1 1.0 my_run", "q_1 Q0 b 2 0.5 my_run"]
     assert all(len(line.split()) == 6 for line in run_lines("", hits, ""))
+    for rankings in ([("q 1", hits), ("q_1", hits)], [("q", by_rank(ranked("a b", "a\t b")))]):
+        with pytest.raises(UserError, match="would both be '(q_1|a_b)'"):
+            write_run(tmp_path / "b.trec", rankings, "run")
+    assert not (tmp_path / "b.trec").exists()
 
 
 def test_passages_with_equal_scores_keep_their_order_in_a_run_file():
