@@ -173,7 +173,9 @@ def get_config(name: str = "opera") -> ConfigDict:
 
 def main(command: str, *arguments: str) -> None:
     if command == "compare":
-        rows = [[row["recall"] for row in read_rows(pathlib.Path(name))] for name in arguments]
+        files = [{x["id"]: x["recall"] for x in read_rows(pathlib.Path(f))} for f in arguments]
+        # By question: a file has them in the order in which their rollouts ended.
+        rows = [[recalls[id] for id in files[0]] for recalls in files]
         means = [round(100 * float(np.mean(row)), 1) for row in rows]
         print(json.dumps({"recall": means, "difference": paired_bootstrap(*rows)}))
         return

@@ -119,10 +119,14 @@ def test_a_second_query_earns_the_gold_that_the_first_one_missed(
     records.append(Record(NO_PARENT, 0, LEAF, 1, (3,), calls=once, answer=""))
     reward_N = job.recipe.reward(build_forest([question], records))
     np.testing.assert_allclose(reward_N, [1, 1 / np.log2(3), 0, 0], rtol=1e-6)
-    for name, recalls in {"a": (1.0, 0.5), "b": (0.5, 0.5)}.items():
-        write_rows(tmp_path / name, ({"recall": x} for x in recalls))
-    result = run("second_query.py", "compare", tmp_path / "a", tmp_path / "b")
-    assert result["recall"] == [75.0, 50.0] and result["difference"][0] == 0.25
+    rows = [{"id": "1", "recall": 0.75}, {"id": "2", "recall": 0.25}]
+    write_rows(tmp_path / "a", (row | {"recall": row["recall"] + 0.25} for row in rows))
+    results = list[dict]()
+    for pairs in (rows, rows[::-1]):  # rollouts end in any order
+        write_rows(tmp_path / "b", pairs)
+        results.append(run("second_query.py", "compare", tmp_path / "a", tmp_path / "b"))
+    assert results[0] == results[1] and results[0]["recall"] == [75.0, 50.0]
+    assert results[0]["difference"][0] == 0.25
 
 
 def test_the_gain_of_information_is_the_change_of_the_probability_of_the_gold_answer():
