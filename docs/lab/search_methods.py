@@ -1,6 +1,16 @@
-"""Methods for search agents against GRPO, at equal generated tokens.
+"""Methods for search agents against GRPO, at equal generated tokens, from a habit to undo.
 
-    PYTHONPATH=docs/lab ragrl experiment run docs/lab/search_methods.py --out runs/methods
+    export PYTHONPATH=docs/lab
+    ragrl warmup tiny --config=configs/tiny/warmup_auto_rag.py:search_r1 --out=runs/methods/warm
+    python docs/lab/search_methods.py runs/methods/demos.jsonl
+    ragrl warmup sft --config=configs/tiny/sft_mao_arag.py --out=runs/methods/hasty \
+        --config.policy=runs/methods/warm/checkpoint --config.data.demos=runs/methods/demos.jsonl \
+        --config.steps=40 --config.packing.row_lengths='(160, 352)' \
+        --config.packing.tokens_per_device=2112
+    ragrl experiment run docs/lab/search_methods.py:20000 --out runs/methods/20000
+    ragrl experiment run docs/lab/search_methods.py:60000 --out runs/methods/60000
+
+The warm start mostly answers after one search, also where the question needs two.
 
   CalibAdv   Wu et al. 2026, 2604.18235: a credit, see `calibrated_advantage.py`.
   LLDS       Deng et al. 2025, 2512.04220: a term of the loss, with the gate and the weight of the
@@ -12,13 +22,17 @@
   refill     questions whose rollouts all earn the same are replaced within the step, twice at most.
              Query recycling (Coelho et al. 2026, 2606.10709) asks them again later, as the next
              epoch does here.
+  imitation  of the best of as many own rollouts, without a comparison of the others.
 
 All are Search-R1 of `configs/tiny/search_r1.py` from one warm start. LLDS is meant for runs that
-collapse: GRPO with it and without is also trained at five times the rate (`fast`).
+collapse: GRPO with it and without is also trained at a rate of 2e-3 (`fast`).
 """
 
 import dataclasses
 import pathlib
+import random
+import re
+import sys
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -26,17 +40,32 @@ import numpy as np
 from jax import Array
 from ml_collections import ConfigDict
 
+from jax_ragrl.corpus.world import generate
 from jax_ragrl.credit.assign import over_siblings
+from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.losses.policy import clipped_policy_loss
-from jax_ragrl.rollout.expand import Tree
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.effects import Segment
+from jax_ragrl.rollout.expand import Tree, single_chain
+from jax_ragrl.rollout.llm_policy import conversation
 from jax_ragrl.rollout.tree import Record
+from jax_ragrl.run.load import load_job
+from jax_ragrl.run.models import load_policy
 from jax_ragrl.run.overrides import load_config
+from jax_ragrl.runtime.jsonl import write_rows
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.baselines import executor, tree_grpo
+from jax_ragrl.systems.opera.expert_pool import RecordingSampler
+from jax_ragrl.types import Message
+from jax_ragrl.warmstart.demos import Demo
+from jax_ragrl.warmstart.teacher_examples import build_world_retriever
+from jax_ragrl.warmstart.teachers.base import TeacherSampler
+from jax_ragrl.warmstart.teachers.coda import Teacher
 
 SEARCH_R1 = "configs/tiny/search_r1.py"
+HASTY = 0.8  # how often the teacher answers with what its first search found
 KEEP = np.float32(0.2)  # the weight of LLDS
-TOKENS = 120_000
+IMITATION = ("objective.advantage=best_of_group", "objective.loss=policy_gradient_loss")
 
 
 def likelihood_preserving_loss(
@@ -82,9 +111,39 @@ def recipe(settings: Settings) -> Recipe:
     return dataclasses.replace(agent, compare=over_siblings, expander=lambda roles: tree, width=2)
 
 
-def get_config(name: str = "") -> ConfigDict:
-    """The experiment; `c3`, `unsure`, `trees`: a config of its arms."""
-    if name:
+@dataclasses.dataclass(frozen=True)
+class Hasty(Teacher):
+    """Answers in place of a further search with the entity that it would search for."""
+
+    def write(
+        self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
+    ) -> str:
+        text = super().write(role, messages, history, rng)
+        if not history or rng.random() >= HASTY:
+            return text
+        return re.sub("<search>.* of (.*)</search>", r"<answer>\1</answer>", text)
+
+
+def write_demos(file: pathlib.Path) -> None:
+    """Writes the turns of the hasty teacher on 100 questions of each of some worlds."""
+    system = load_job(load_config(pathlib.Path(SEARCH_R1), [])).recipe.system
+    tokenizer = load_policy("tiny")[1]
+    sampler = RecordingSampler(TeacherSampler(Hasty(), tokenizer))
+    demos = list[Demo]()
+    for seed in range(9_100_000, 9_100_020):  # no evaluation uses them
+        world = generate(seed, 160, hops=(1, 2))
+        environment = Environment(sampler, build_world_retriever(world), NoLLM())
+        questions = world.questions["train"][:100]
+        forest = collect(system, single_chain, questions, environment, seed=seed)
+        for role, x in ((r.role, r.action) for r in forest.records if r.action):
+            prompt = conversation(tokenizer, sampler.prompts[x.prompt_ids])
+            demos.append(Demo("", role, prompt, x.text))
+    write_rows(file, (demo.row() for demo in demos))
+
+
+def get_config(name: str = "60000") -> ConfigDict:
+    """The experiment with a number of generated tokens; `c3`, `unsure`, `trees`: of its arms."""
+    if not name.isdigit():
         config = load_config(pathlib.Path(SEARCH_R1), [])
         config["system"] = "search_methods" if name != "trees" else tree_grpo.__name__
         config["recipe"] = {"system": config["recipe"]["system"]}
@@ -99,15 +158,20 @@ def get_config(name: str = "") -> ConfigDict:
         "Tree-GRPO": (),
         "unsure": ("objective.advantage=leave_one_out",),
         "refill": ("run.refill=2",),
+        "imitation": IMITATION,
     }
-    own |= {f"{name}, fast": (*own[name], "optimizer.policy_lr=2e-3") for name in ("GRPO", "LLDS")}
-    ends = (f"run.token_budget={TOKENS}", "run.steps=100", "run.dev_questions=0")
-    arms = {name: {"config": SEARCH_R1, "overrides": (*ends, *own[name])} for name in own}
-    for name, file in {"C3": "c3", "Tree-GRPO": "trees", "unsure": "unsure"}.items():
-        arms[name]["config"] = f"docs/lab/search_methods.py:{file}"
-    arms["before"] = {"config": SEARCH_R1, "overrides": ("run.steps=0",)}
-    for arm in arms.values():
-        arm["warm_up"] = "configs/tiny/warmup_auto_rag.py:search_r1"
-    return ConfigDict(
-        {"arms": arms, "baseline": "GRPO", "metrics": ("em", "f1"), "world_seeds": (100,)}
+    own |= {f"{arm}, fast": (*own[arm], "optimizer.policy_lr=2e-3") for arm in ("GRPO", "LLDS")}
+    ends = (
+        *(f"run.token_budget={name}", "run.steps=100", "run.dev_questions=0"),
+        *("policy=runs/methods/hasty/checkpoint", "optimizer.policy_lr=8e-4"),
     )
+    arms = {arm: {"config": SEARCH_R1, "overrides": (*ends, *own[arm])} for arm in own}
+    for arm, file in {"C3": "c3", "Tree-GRPO": "trees", "unsure": "unsure"}.items():
+        arms[arm]["config"] = f"docs/lab/search_methods.py:{file}"
+    arms["before"] = {"config": SEARCH_R1, "overrides": (*ends, "run.steps=0")}
+    values = {"arms": arms, "baseline": "GRPO", "metrics": ("em", "f1"), "world_seeds": (100,)}
+    return ConfigDict(values | {"training_seeds": tuple(range(5))})
+
+
+if __name__ == "__main__":
+    write_demos(pathlib.Path(sys.argv[1]))
