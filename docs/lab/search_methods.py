@@ -65,7 +65,6 @@ from jax_ragrl.warmstart.teachers.coda import Teacher
 SEARCH_R1 = "configs/tiny/search_r1.py"
 HASTY = 0.8  # how often the teacher answers with what its first search found
 KEEP = np.float32(0.2)  # the weight of LLDS
-IMITATION = ("objective.advantage=best_of_group", "objective.loss=policy_gradient_loss")
 
 
 def likelihood_preserving_loss(
@@ -158,7 +157,10 @@ def get_config(name: str = "60000") -> ConfigDict:
         "Tree-GRPO": (),
         "unsure": ("objective.advantage=leave_one_out",),
         "refill": ("run.refill=2",),
-        "imitation": IMITATION,
+        "imitation": (
+            "objective.advantage=best_of_group",
+            "objective.loss=policy_gradient_loss",
+        ),
     }
     own |= {f"{arm}, fast": (*own[arm], "optimizer.policy_lr=2e-3") for arm in ("GRPO", "LLDS")}
     ends = (
